@@ -1,0 +1,195 @@
+"""The tables. Who writes them: `queries.py` and `appends.py`, always inside the one `Writer`.
+
+JSON columns hold messages of `core/protocol.py` as they were sent; what is searched or joined has a
+column of its own. Instants are seconds since the epoch (the coordinator's clock) as float.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    Index,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    UniqueConstraint,
+)
+from sqlmodel import Field, SQLModel
+
+# Alembic needs every constraint to have a name that is the same on SQLite and PostgreSQL.
+NAMING = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+Json = dict[str, Any]
+
+
+class Table(SQLModel):
+    metadata = MetaData(naming_convention=NAMING)
+
+
+class Replica(Table, table=True):
+    """A replica that ever registered. Whether it is here now is the roster's knowledge, not the store's."""
+
+    id: str = Field(primary_key=True)
+    fingerprint: str
+    incarnation: int
+    token_hash: str = Field(index=True)
+    hostname: str = ""
+    registered_at: float
+    last_seen_at: float
+    last_rank: int | None = None
+    registration: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    facts: Json | None = Field(default=None, sa_column=Column(JSON, nullable=True))
+
+
+class Job(Table, table=True):
+    """A submission and where it stands. `seq` orders first come, first served, and is the page cursor.
+
+    `state`: queued, running, succeeded, failed, cancelled. `kind`: train, preflight.
+    `verdict`: one sentence for a human about the state.
+    """
+
+    seq: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True, index=True)
+    kind: str = "train"
+    name: str
+    state: str = Field(default="queued", index=True)
+    stage: str = "gather"
+    verdict: str = ""
+    nodes: int
+    gpus_per_node: int | None = None
+    created_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempts: int = 0
+    cancel_requested: bool = False
+    retry_requested: bool = False
+    actor: str = ""
+    idempotency_key: str | None = Field(default=None, unique=True)
+    idempotency_sha256: str | None = None
+    bundle_sha256: str | None = None
+    submission: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class JobFile(Table, table=True):
+    """A file of a job's bundle."""
+
+    __tablename__ = "job_file"
+    __table_args__ = (PrimaryKeyConstraint("job_id", "path"),)
+
+    job_id: str
+    path: str
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class Attempt(Table, table=True):
+    """One try at a job. `state`: active, ending (processes are being ended), ended.
+
+    `members` (list of `lifecycle.Seat`), `stages` (list of `lifecycle.StageRecord`) and `outcome` are the
+    lifecycle's own records, kept so that a coordinator can be killed at any moment.
+    """
+
+    id: str = Field(primary_key=True)
+    job_id: str = Field(index=True)
+    number: int
+    state: str = Field(default="active", index=True)
+    outcome: str | None = None
+    created_at: float
+    ended_at: float | None = None
+    record: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class TaskRow(Table, table=True):
+    """The last report of one task by one replica (`protocol.TaskReport` in `report`)."""
+
+    __tablename__ = "task"
+    __table_args__ = (PrimaryKeyConstraint("attempt_id", "replica_id", "task_id"),)
+
+    attempt_id: str
+    replica_id: str
+    task_id: str
+    state: str
+    incarnation: int
+    updated_at: float
+    report: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class Stream(Table, table=True):
+    """An append-only byte sequence of one replica in one attempt, mirrored by offset."""
+
+    __table_args__ = (UniqueConstraint("attempt_id", "replica_id", "name"),)
+
+    id: int | None = Field(default=None, primary_key=True)
+    attempt_id: str = Field(index=True)
+    replica_id: str
+    name: str
+    size_bytes: int = 0
+
+
+class Chunk(Table, table=True):
+    """Bytes of a stream from `offset` on."""
+
+    __table_args__ = (PrimaryKeyConstraint("stream_id", "offset"),)
+
+    stream_id: int
+    offset: int
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class Metric(Table, table=True):
+    """One `protocol.ProgressRecord`, in the order of arrival; `id` is the cursor of live readers."""
+
+    __table_args__ = (Index("ix_metric_job_id_id", "job_id", "id"),)
+
+    id: int | None = Field(default=None, primary_key=True)
+    job_id: str
+    attempt_id: str
+    rank: int
+    type: str
+    step: int | None = None
+    record: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class FindingRow(Table, table=True):
+    """A finding about a job (`protocol.Finding` in `finding`)."""
+
+    __tablename__ = "finding"
+
+    id: int | None = Field(default=None, primary_key=True)
+    job_id: str | None = Field(default=None, index=True)
+    attempt_id: str | None = None
+    at: float
+    finding: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class Artifact(Table, table=True):
+    """A file of a job's result; it lies on the replica, `path` relative to the job's work folder."""
+
+    id: str = Field(primary_key=True)
+    job_id: str = Field(index=True)
+    attempt_id: str
+    replica_id: str
+    path: str
+    kind: str
+    size_bytes: int
+    sha256: str
+
+
+class Event(Table, table=True):
+    """Who did what, when, from where (audit), and each change of a job's stage or state."""
+
+    id: int | None = Field(default=None, primary_key=True)
+    at: float
+    actor: str
+    action: str
+    job_id: str | None = Field(default=None, index=True)
+    replica_id: str | None = None
+    detail: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
