@@ -1,0 +1,340 @@
+"""The one way to read and write YAML: as PyYAML's safe loader does, since Axolotl and accelerate use it.
+
+`load` gives the values, `read` gives the values with where each key stands (for findings) and which keys
+were written twice (PyYAML silently lets the last win). `dump` writes what reads back equal. Called by
+render, checks, intake and the command line; nothing else in rankcall imports PyYAML.
+
+YAML 1.1 rules apply on purpose: `no` is False and `1e-5` is a string, exactly as for the programs that
+will read the file. Text is untrusted: nesting, size after alias expansion and control characters are
+bounded here, and everything wrong is a `YamlError` with a line and a column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+# Both far above any real configuration; they stop "billion laughs" and stack exhaustion.
+MAX_NODES = 200_000
+MAX_DEPTH = 64
+
+KeyPath = tuple[str, ...]
+
+# Numbers that YAML 1.1 reads as strings (no dot, or no sign in the exponent): `1e-5`, `2e5`, `1.5e3`.
+_SCIENTIFIC = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$")
+_UNDECODABLE = re.compile(r"[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class YamlError(ValueError):
+    """A file that is not the YAML it should be.
+
+    Attributes:
+        name: the file, as the user knows it.
+        line, column: where, from 1; 0 where it concerns the whole file.
+        problem: one sentence saying what is wrong.
+        text: the line in question, for showing.
+    """
+
+    def __init__(self, name: str, line: int, column: int, problem: str, text: str = "") -> None:
+        where = f"{name}:{line}:{column}" if line else name
+        super().__init__(f"{where}: {problem}")
+        self.name = name
+        self.line = line
+        self.column = column
+        self.problem = problem
+        self.text = text
+
+
+class OverrideError(ValueError):
+    """An override that cannot be applied; `override` is what the user wrote."""
+
+    def __init__(self, override: str, problem: str) -> None:
+        super().__init__(f"override {override!r}: {problem}")
+        self.override = override
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a key (or list item) and its value begin, from 1."""
+
+    line: int
+    column: int
+    value_line: int
+    value_column: int
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A key written twice in one mapping; the last one wins when the file is read."""
+
+    path: KeyPath
+    first_line: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """A mapping read from a file, and where its parts stand.
+
+    Attributes:
+        values: what `yaml.safe_load` gives.
+        positions: by path, list items by their index: `("datasets", "0", "path")`.
+        duplicates: keys written more than once.
+    """
+
+    name: str
+    values: dict[str, object]
+    positions: Mapping[KeyPath, Position] = field(default_factory=dict)
+    duplicates: tuple[Duplicate, ...] = ()
+
+    def line(self, *path: str) -> int | None:
+        """The line of a key, or of the nearest parent that is written down."""
+        for length in range(len(path), 0, -1):
+            position = self.positions.get(path[:length])
+            if position is not None:
+                return position.line
+        return None
+
+
+def load(text: str, name: str = "config.yml") -> dict[str, object]:
+    """The mapping in `text`.
+
+    Raises:
+        YamlError: not YAML, not a mapping, or beyond the bounds of this module.
+    """
+    return read(text, name).values
+
+
+def read(text: str, name: str = "config.yml") -> Document:
+    """As `load`, with positions and duplicates.
+
+    Raises:
+        YamlError: as `load`.
+    """
+    lines = text.splitlines()
+    bad = _UNDECODABLE.search(text.removeprefix("\ufeff"))
+    if bad is not None:
+        line = text.count("\n", 0, bad.start()) + 1
+        column = bad.start() - (text.rfind("\n", 0, bad.start()) + 1) + 1
+        raise YamlError(name, line, column, f"unprintable character {bad.group()!r}", _line_of(lines, line))
+    loader = _SafeLoader(text)
+    try:
+        root = loader.get_node() if loader.check_node() else None
+        if root is None:
+            raise YamlError(name, 0, 0, "the file is empty")
+        second = loader.get_node() if loader.check_node() else None
+        if second is not None:
+            line = second.start_mark.line + 1
+            raise YamlError(name, line, 1, "a second document begins here (`---`); only one is read")
+        if not isinstance(root, MappingNode):
+            mark = root.start_mark
+            raise YamlError(
+                name, mark.line + 1, mark.column + 1, _not_a_mapping(root), _line_of(lines, mark.line + 1)
+            )
+        walk = _Walk(name)
+        walk.visit(root, (), 0)
+        values = loader.construct_document(root)
+    except yaml.MarkedYAMLError as error:
+        raise _from_pyyaml(name, error, lines) from None
+    except yaml.YAMLError as error:
+        raise YamlError(name, 0, 0, str(error).splitlines()[0]) from None
+    except RecursionError:
+        raise YamlError(name, 0, 0, f"nested deeper than {MAX_DEPTH} levels") from None
+    except (ValueError, OverflowError) as error:
+        # A scalar that looks like a date or a number and is none: `2024-02-31`, `0b`, `1:99`.
+        if isinstance(error, YamlError):
+            raise
+        raise YamlError(name, 0, 0, f"a value cannot be read: {error}") from None
+    finally:
+        loader.dispose()
+    for key in values:
+        if not isinstance(key, str):
+            position = walk.positions.get((str(key),)) or walk.first_of_kind(key)
+            line = position.line if position else 0
+            raise YamlError(
+                name,
+                line,
+                position.column if position else 0,
+                f"the key is read as {key!r}, which is not text: write it in quotes",
+                _line_of(lines, line),
+            )
+    return Document(name, values, walk.positions, tuple(walk.duplicates))
+
+
+def dump(values: Mapping[str, object]) -> str:
+    """YAML that reads back equal: block style, order kept, `no` and its like quoted.
+
+    Raises:
+        TypeError: for a value that YAML's safe types do not hold.
+    """
+    try:
+        text = yaml.safe_dump(
+            _plain(values), sort_keys=False, allow_unicode=True, default_flow_style=False, width=4096
+        )
+    except yaml.representer.RepresenterError as error:
+        raise TypeError(f"cannot be written as YAML: {error}") from None
+    return str(text)
+
+
+def scalar(text: str) -> object:
+    """The value that `text` stands for on a command line: YAML, but `1e-5` is a number there.
+
+    Raises:
+        YamlError: for text that is no YAML value.
+    """
+    stripped = text.strip()
+    if _SCIENTIFIC.match(stripped):
+        return float(stripped)
+    return load(f"value: {stripped}\n" if stripped else "value:\n", "value")["value"]
+
+
+def apply_overrides(config: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
+    """`config` with `key=value` and `a.b=value` laid over it in order; `config` itself is not changed.
+
+    A part that is a number indexes a list (`datasets.0.path=x`); one past its end appends. Leading
+    dashes are ignored, so that what was typed after `axolotl train` works here. `key=` sets null.
+
+    Raises:
+        OverrideError: no `=`, an empty key, an index out of range, or a path through a plain value.
+    """
+    result = _copy(config)
+    assert isinstance(result, dict)
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        parts = key.strip().lstrip("-").split(".")
+        if not separator:
+            raise OverrideError(override, "write key=value")
+        if not all(parts):
+            raise OverrideError(override, "the key is empty")
+        try:
+            value = scalar(text)
+        except YamlError as error:
+            raise OverrideError(override, error.problem) from None
+        _set(result, parts, value, override)
+    return {str(key): value for key, value in result.items()}
+
+
+def _set(target: object, parts: Sequence[str], value: object, override: str) -> None:
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(target, dict):
+            if last:
+                target[part] = value
+                return
+            if target.get(part) is None:
+                target[part] = [] if parts[depth + 1] == "0" else {}
+            target = target[part]
+        elif isinstance(target, list):
+            if not part.isdigit() or int(part) > len(target):
+                raise OverrideError(override, f"{part!r} is no index into a list of {len(target)}")
+            index = int(part)
+            if index == len(target):
+                target.append({})
+            if last:
+                target[index] = value
+                return
+            target = target[index]
+        else:
+            above = ".".join(parts[:depth])
+            raise OverrideError(override, f"{above} is a plain value and has no {part!r} in it")
+
+
+@dataclass
+class _Walk:
+    """Visits the composed nodes once, counting what aliases expand to."""
+
+    name: str
+    positions: dict[KeyPath, Position] = field(default_factory=dict)
+    duplicates: list[Duplicate] = field(default_factory=list)
+    nodes: int = 0
+
+    def visit(self, node: Node, path: KeyPath, depth: int) -> None:
+        self.nodes += 1
+        mark = node.start_mark
+        if self.nodes > MAX_NODES:
+            raise YamlError(self.name, mark.line + 1, mark.column + 1, f"more than {MAX_NODES} values")
+        if depth > MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+            raise YamlError(self.name, mark.line + 1, mark.column + 1, problem)
+        if isinstance(node, MappingNode):
+            self._visit_mapping(node, path, depth)
+        elif isinstance(node, SequenceNode):
+            for index, item in enumerate(node.value):
+                at = (*path, str(index))
+                self.positions[at] = _position(item, item)
+                self.visit(item, at, depth + 1)
+
+    def _visit_mapping(self, node: MappingNode, path: KeyPath, depth: int) -> None:
+        seen: dict[Hashable, int] = {}
+        for key, value in node.value:
+            text = key.value if isinstance(key, ScalarNode) else str(key.tag)
+            at = (*path, text)
+            line = key.start_mark.line + 1
+            if text in seen and text != "<<":
+                self.duplicates.append(Duplicate(at, seen[text], line))
+            seen[text] = line
+            self.positions[at] = _position(key, value)
+            self.visit(value, at, depth + 1)
+
+    def first_of_kind(self, key: object) -> Position | None:
+        """Where a top-level key that YAML turned into another type was written (`on` for True)."""
+        for path, position in self.positions.items():
+            if len(path) == 1:
+                try:
+                    if yaml.safe_load(path[0]) == key:
+                        return position
+                except yaml.YAMLError:
+                    continue
+        return None
+
+
+def _position(key: Node, value: Node) -> Position:
+    return Position(
+        key.start_mark.line + 1,
+        key.start_mark.column + 1,
+        value.start_mark.line + 1,
+        value.start_mark.column + 1,
+    )
+
+
+def _from_pyyaml(name: str, error: yaml.MarkedYAMLError, lines: Sequence[str]) -> YamlError:
+    mark = error.problem_mark or error.context_mark
+    problem = (error.problem or "not YAML").strip()
+    if error.context:
+        problem = f"{problem} ({error.context})"
+    if mark is None:
+        return YamlError(name, 0, 0, problem)
+    text = _line_of(lines, mark.line + 1)
+    if text[mark.column : mark.column + 1] == "\t":
+        problem = "a tab is used for indentation; YAML takes spaces only"
+    return YamlError(name, mark.line + 1, mark.column + 1, problem, text)
+
+
+def _not_a_mapping(root: Node) -> str:
+    if isinstance(root, SequenceNode):
+        return "a list, where `key: value` lines are expected"
+    return "plain text, where `key: value` lines are expected"
+
+
+def _line_of(lines: Sequence[str], number: int) -> str:
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _copy(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(item) for item in value]
+    return value
+
+
+def _plain(value: object) -> object:
+    """Copies, so that PyYAML writes no anchors for what appears twice; tuples become lists."""
+    return _copy(value)
