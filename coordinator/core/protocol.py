@@ -97,7 +97,8 @@ class Facts(Message):
 
     `packages` maps a distribution's name to its version (torch, accelerate, deepspeed, axolotl,
     transformers, peft, datasets, rankcall). `leftovers` are rank variables found in the container's
-    environment (WORLD_SIZE, RANK, MASTER_ADDR …), which the launcher scrubs.
+    environment (WORLD_SIZE, RANK, MASTER_ADDR …), which the launcher scrubs; `proxies` are its HTTP proxy
+    variables. `limits` are soft limits by name (nofile, memlock); -1 is unlimited.
     """
 
     python: str | None = None
@@ -114,6 +115,7 @@ class Facts(Message):
     disks: tuple[DiskFacts, ...] = ()
     cache_environment: dict[str, str] = {}
     leftovers: dict[str, str] = {}
+    proxies: dict[str, str] = {}
     limits: dict[str, int] = {}
     clock_at: float | None = None
     torch_ready: bool = False
@@ -192,18 +194,27 @@ class TcpTask(_Task):
     """Probe every target: connect, send `nonce` and `payload_bytes`, read them back echoed.
 
     On rank 0 `port_candidates` is not empty: the first that no process listens on becomes the
-    rendezvous port of the attempt.
+    rendezvous port of the attempt. `sampled` names the replicas whose link carries the whole payload, for
+    its throughput; None: all of them. The others get just enough to show a link that loses large packets.
+    A replica may be a target several times, once for each address it offers.
     """
 
     kind: Literal["tcp"] = "tcp"
     nonce: str
     targets: tuple[Member, ...]
     payload_bytes: int = 256 * 1024
+    sampled: tuple[str, ...] | None = None
     port_candidates: tuple[int, ...] = ()
 
 
 class CollectiveTask(_Task):
-    """torch.distributed all_reduce among `world_size` processes, one of each replica in the group."""
+    """torch.distributed all_reduce among `world_size` processes, `processes` of each replica in the group.
+
+    Attributes:
+        rank: the replica's place in the group; its processes are `rank * processes + local_rank`.
+        world_size: all processes of the group: replicas times `processes`.
+        environment: laid over the child's own (what the training will get for NCCL and gloo).
+    """
 
     kind: Literal["collective"] = "collective"
     rank: int
@@ -213,6 +224,7 @@ class CollectiveTask(_Task):
     backend: Literal["nccl", "gloo"]
     interface: str | None = None
     processes: int = 1
+    environment: dict[str, str] = {}
     sizes_bytes: tuple[int, ...] = (4, 1 << 20, 16 << 20)
 
 
@@ -290,7 +302,15 @@ class Desired(Message):
 
 
 class LinkResult(Message):
-    """One direction of one link, as the prober saw it. `error` is empty when the echo came back whole."""
+    """One direction of one link, as the prober saw it. `error` is empty when the echo came back whole.
+
+    Attributes:
+        bytes_per_s: of the payload on its way out; `return_bytes_per_s` on its way back.
+        fault: how it failed, one word of `agent.probes.tcp.Fault`; "" when it did not.
+        tries: 2 where the first try failed and was repeated.
+        source: the prober's own address on this link; `seen_as`: what the other side saw it come from.
+        answered_by: the replica that echoed, when it is another than the one asked for.
+    """
 
     replica_id: str
     address: str
@@ -299,17 +319,33 @@ class LinkResult(Message):
     rtt_s: float | None = None
     bytes_per_s: float | None = None
     error: str = ""
+    return_bytes_per_s: float | None = None
+    fault: str = ""
+    tries: int = 1
+    source: str | None = None
+    seen_as: str | None = None
+    answered_by: str | None = None
 
 
 class TcpResult(Message):
+    """`port_holders`: what holds the candidates that were not free. `sidecars`: proxies of a service mesh
+    that listen in this replica's network."""
+
     kind: Literal["tcp"] = "tcp"
     links: tuple[LinkResult, ...]
     rendezvous_port: int | None = None
     port_holders: dict[int, str] = {}
+    sidecars: tuple[str, ...] = ()
 
 
 class CollectiveResult(Message):
-    """`values_ok`: every rank saw the sum it had to see. Bandwidth is payload bytes over seconds, per size."""
+    """`values_ok`: every rank saw the sum it had to see. Bandwidth is payload bytes over seconds, per size.
+
+    Attributes:
+        phase: how far it came (`agent.probes.collective.PHASES`); where it failed, if it did.
+        missing_ranks: group ranks that did not come to the store while this replica waited there.
+        elapsed_s: from the task's start to its end; log: last lines of what torch and NCCL printed.
+    """
 
     kind: Literal["collective"] = "collective"
     ok: bool
@@ -320,6 +356,9 @@ class CollectiveResult(Message):
     bytes_per_s: dict[int, float] = {}
     error: str = ""
     phase: str = ""
+    missing_ranks: tuple[int, ...] = ()
+    elapsed_s: float | None = None
+    log: tuple[str, ...] = ()
 
 
 class RunResult(Message):
