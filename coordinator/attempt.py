@@ -1,0 +1,155 @@
+"""What a job, an attempt and a replica look like to the decisions (`lifecycle.py`, `stages.py`, `assignment.py`).
+
+Plain values without I/O: the controller builds them from the store and the roster, and stores what comes
+back. `AttemptState` is kept as JSON in the attempt's row, so that a coordinator may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import JsonValue
+
+from coordinator.core.protocol import (
+    Facts,
+    Message,
+    ProgressRecord,
+    Registration,
+    Stage,
+    TaskReport,
+)
+from coordinator.core.views import ComparedAnswer, Deadlines, JobState
+
+StageState = Literal["waiting", "running", "passed", "failed", "skipped"]
+Outcome = Literal["succeeded", "failed", "cancelled"]
+
+
+class Seat(Message):
+    """One replica's place in an attempt. Rank `r` sits at index `r`."""
+
+    replica_id: str
+    rank: int
+    hostname: str = ""
+    address: str = ""
+    interface: str | None = None
+    family: Literal["ipv4", "ipv6"] = "ipv4"
+    echo_port: int = 0
+    gpu_count: int = 0
+
+
+class StageRecord(Message):
+    stage: Stage
+    state: StageState = "waiting"
+    started_at: float | None = None
+    ended_at: float | None = None
+    summary: str = ""
+    figures: dict[str, JsonValue] = {}
+
+
+class AttemptState(Message):
+    """One try at a job with a fixed ordered set of replicas.
+
+    `state`: active (a stage is running), ending (the outcome is known, processes are being ended), ended.
+    """
+
+    id: str
+    job_id: str
+    number: int
+    state: Literal["active", "ending", "ended"] = "active"
+    outcome: Outcome | None = None
+    reason: str = ""
+    retryable: bool = False
+    created_at: float
+    ended_at: float | None = None
+    gpus_per_node: int = 0
+    seats: tuple[Seat, ...] = ()
+    stages: tuple[StageRecord, ...] = ()
+    rendezvous_port: int | None = None
+    result_folder: str | None = None
+    comparison: tuple[ComparedAnswer, ...] = ()
+
+    @property
+    def stage(self) -> StageRecord:
+        """The running stage, or the last that ran."""
+        for record in self.stages:
+            if record.state == "running":
+                return record
+        ran = [record for record in self.stages if record.state in ("passed", "failed")]
+        return ran[-1] if ran else self.stages[0]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.seats) * max(1, self.gpus_per_node)
+
+    def seat_of(self, replica_id: str) -> Seat | None:
+        return next((seat for seat in self.seats if seat.replica_id == replica_id), None)
+
+    def changed(self, record: StageRecord) -> tuple[StageRecord, ...]:
+        """The stages with `record` in the place of the one of its name."""
+        return tuple(record if old.stage is record.stage else old for old in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the lifecycle needs of a job, and may change of it."""
+
+    id: str
+    seq: int
+    nodes: int
+    created_at: float
+    name: str = ""
+    kind: Literal["train", "preflight"] = "train"
+    state: JobState = "queued"
+    stage: Stage = Stage.GATHER
+    verdict: str = ""
+    gpus_per_node: int | None = None
+    gather_since: float | None = None
+    ended_at: float | None = None
+    cancel_requested: bool = False
+    attempts: int = 0
+    attempts_allowed: int = 1
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    has_prompts: bool = False
+    allow: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A replica as the coordinator sees it now. `silent_s` is on the coordinator's clock alone."""
+
+    replica_id: str
+    registration: Registration
+    incarnation: int
+    silent_s: float
+    last_rank: int | None = None
+    facts: Facts | None = None
+    holding: frozenset[str] = frozenset()
+    attempt_id: str | None = None
+    tasks: Mapping[str, TaskReport] = field(default_factory=dict)
+
+    def task(self, attempt_id: str, task_id: str) -> TaskReport | None:
+        """The report of one task of one attempt; None while there is none."""
+        return self.tasks.get(task_id) if self.attempt_id == attempt_id else None
+
+    @property
+    def name(self) -> str:
+        return self.registration.hostname or self.replica_id
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a decision may look at.
+
+    Attributes:
+        jobs: queued and running ones, oldest first.
+        attempts: those not ended, and the last ended one of each open job.
+        starts: what the training processes said of themselves when they started, by attempt.
+    """
+
+    now_at: float
+    jobs: tuple[Job, ...]
+    attempts: tuple[AttemptState, ...]
+    replicas: Mapping[str, Observed]
+    starts: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict)

@@ -1,0 +1,382 @@
+"""What should happen next to every job: (jobs, attempts, replicas, now) → changes. Pure; `controller.py` applies them.
+
+Jobs run first come, first served: only the oldest queued one may take replicas, those it does not take
+stand by. An attempt goes through the stages in order; the first that fails ends it, its processes are
+ended on every replica, and only then is the job said to have failed or tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from coordinator.attempt import AttemptState, Job, Observed, Outcome, Seat, Snapshot, StageRecord
+from coordinator.core.catalogue import finding
+from coordinator.core.protocol import CollectResult, Finding, Stage
+from coordinator.preflight.address import choose
+from coordinator.rendezvous import Candidate, seats
+from coordinator.stages import (
+    GONE_IN_HANDSHAKE_S,
+    REPORT_SLACK_S,
+    Verdict,
+    deadline_s,
+    judge_collect,
+    judge_collective_stage,
+    judge_compare,
+    judge_match,
+    judge_prepare,
+    judge_tcp_stage,
+    judge_train,
+    overdue,
+)
+
+# Silent for so long, a replica counts as not here: it gets no seat. Five missed reports.
+ABSENT_S = 10.0
+# A replica that went silent while its processes were being ended is not waited for any longer than this.
+ENDING_LIMIT_S = 60.0
+# From then on a waiting job names who is missing.
+NAME_MISSING_AFTER_S = 30.0
+
+TRAIN_STAGES = tuple(Stage)
+PREFLIGHT_STAGES = (Stage.GATHER, Stage.MATCH, Stage.TCP, Stage.COLLECTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one call of `advance` decided; unchanged jobs and attempts are not in it.
+
+    Attributes:
+        findings: (job id, attempt id or None, finding).
+        artifacts: (attempt, what its rank 0 collected).
+        wake_at: when to look again although nothing was heard, epoch seconds; None: no deadline is open.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    attempts: tuple[AttemptState, ...] = ()
+    findings: tuple[tuple[str, str | None, Finding], ...] = ()
+    artifacts: tuple[tuple[AttemptState, CollectResult], ...] = ()
+    wake_at: float | None = None
+
+
+def advance(snapshot: Snapshot) -> Change:
+    """One step of every job and attempt. Calling it again with its own result changes nothing."""
+    open_of = {a.job_id: a for a in snapshot.attempts if a.state != "ended"}
+    last_of = {a.job_id: a for a in sorted(snapshot.attempts, key=lambda a: a.number)}
+    jobs: dict[str, Job] = {}
+    changed: dict[str, AttemptState] = {}
+    findings: list[tuple[str, str | None, Finding]] = []
+    artifacts: list[tuple[AttemptState, CollectResult]] = []
+    wakes: list[float] = []
+    busy = {seat.replica_id for attempt in open_of.values() for seat in attempt.seats}
+    head_seen = False
+
+    for job in snapshot.jobs:
+        attempt = open_of.get(job.id)
+        if attempt is not None:
+            moved, found, collected = _advance_attempt(job, attempt, snapshot)
+            findings += [(job.id, attempt.id, f) for f in found]
+            if collected is not None:
+                artifacts.append((moved, collected))
+            if moved != attempt:
+                changed[moved.id] = moved
+            after = _job_after(job, moved, snapshot.now_at)
+            wakes += _deadlines(job, moved)
+        elif job.cancel_requested:
+            after = replace(
+                job, state="cancelled", verdict="Cancelled before it started.", ended_at=snapshot.now_at
+            )
+        elif head_seen:
+            after = replace(job, verdict="Waiting for the jobs before it.")
+        else:
+            head_seen = True
+            after, started, found = _gather(job, last_of.get(job.id), busy, snapshot)
+            findings += [(job.id, None, f) for f in found]
+            if started is not None:
+                changed[started.id] = started
+                busy |= {seat.replica_id for seat in started.seats}
+                head_seen = False
+            elif after.gather_since is not None:
+                wakes += [
+                    after.gather_since + NAME_MISSING_AFTER_S,
+                    after.gather_since + job.deadlines.gather_s,
+                ]
+        if after != job:
+            jobs[job.id] = after
+    later = [at for at in wakes if at > snapshot.now_at]
+    return Change(
+        tuple(jobs.values()),
+        tuple(changed.values()),
+        tuple(findings),
+        tuple(artifacts),
+        min(later, default=None),
+    )
+
+
+# --- gather --------------------------------------------------------------------------------------
+
+
+def _gather(
+    job: Job, last: AttemptState | None, busy: set[str], snapshot: Snapshot
+) -> tuple[Job, AttemptState | None, tuple[Finding, ...]]:
+    """Start an attempt when enough replicas are here; else say for whom it waits, until the deadline."""
+    now_at = snapshot.now_at
+    since = job.gather_since if job.gather_since is not None else now_at
+    here = [r for r in snapshot.replicas.values() if r.silent_s <= ABSENT_S]
+    free = [r for r in here if r.replica_id not in busy and not r.holding]
+    previous = [seat.replica_id for seat in last.seats] if last is not None else []
+    order = seats([_candidate(r) for r in free], job.nodes, previous)
+    waiting = replace(job, stage=Stage.GATHER, gather_since=since)
+    if order is not None:
+        attempt = _new_attempt(job, [snapshot.replicas[r] for r in order], since, now_at)
+        running = replace(waiting, state="running", attempts=attempt.number)
+        return _job_after(running, attempt, now_at), attempt, ()
+    missing = job.nodes - len(free)
+    verdict = f"{len(free)} of {job.nodes} replicas {'registered' if len(free) == len(here) else 'free'}, "
+    verdict += "waiting for one more." if missing == 1 else f"waiting for {missing} more."
+    if now_at - since >= NAME_MISSING_AFTER_S:
+        verdict += _who_is_missing(snapshot, busy)
+    if now_at - since < job.deadlines.gather_s:
+        return replace(waiting, verdict=verdict), None, ()
+    late = finding(
+        "SYS001",
+        f"Only {len(free)} of {job.nodes} replicas were there after {job.deadlines.gather_s:.0f} s: {missing} missing."
+        + _who_is_missing(snapshot, busy),
+        stage=Stage.GATHER,
+        evidence={
+            "registered": [*sorted(r.replica_id for r in here)],
+            "wanted": job.nodes,
+            "missing": missing,
+        },
+    )
+    failed = replace(waiting, state="failed", verdict=late.message, ended_at=now_at)
+    return failed, None, (late,)
+
+
+def _candidate(replica: Observed) -> Candidate:
+    registration = replica.registration
+    return Candidate(
+        replica.replica_id,
+        registration.addresses[0].address if registration.addresses else "",
+        replica.last_rank,
+        registration.beside_coordinator,
+        registration.ordinal,
+    )
+
+
+def _who_is_missing(snapshot: Snapshot, busy: set[str]) -> str:
+    """Names of replicas that are known but not to be had, as a sentence; empty when none is known."""
+    gone = [
+        f"{r.name} (silent for {r.silent_s:.0f} s)"
+        for r in snapshot.replicas.values()
+        if r.silent_s > ABSENT_S
+    ]
+    held = [f"{r.name} (busy)" for r in snapshot.replicas.values() if r.replica_id in busy or r.holding]
+    named = gone + held
+    return f" Not to be had: {', '.join(named[:8])}{' …' if len(named) > 8 else ''}." if named else ""
+
+
+def _new_attempt(job: Job, members: list[Observed], since: float, now_at: float) -> AttemptState:
+    number = job.attempts + 1
+    counts = [m.registration.gpu_count for m in members]
+    gpus = job.gpus_per_node if job.gpus_per_node is not None else min(counts)
+    chosen = choose([m.registration for m in members])
+    taken = []
+    for rank, member in enumerate(members):
+        address = chosen.get(member.replica_id)
+        taken.append(
+            Seat(
+                replica_id=member.replica_id,
+                rank=rank,
+                hostname=member.registration.hostname,
+                address=address.address if address else "",
+                interface=address.interface if address else None,
+                family=address.family if address else "ipv4",
+                echo_port=member.registration.echo_port,
+                gpu_count=member.registration.gpu_count,
+            )
+        )
+    order = PREFLIGHT_STAGES if job.kind == "preflight" else TRAIN_STAGES
+    stages = [StageRecord(stage=stage) for stage in order]
+    stages[0] = StageRecord(
+        stage=Stage.GATHER,
+        state="passed",
+        started_at=since,
+        ended_at=now_at,
+        summary=f"{len(members)} of {job.nodes} replicas",
+    )
+    stages[1] = StageRecord(stage=stages[1].stage, state="running", started_at=now_at)
+    return AttemptState(
+        id=f"{job.id}-{number}",
+        job_id=job.id,
+        number=number,
+        created_at=now_at,
+        gpus_per_node=gpus,
+        seats=tuple(taken),
+        stages=tuple(stages),
+    )
+
+
+# --- attempts ------------------------------------------------------------------------------------
+
+
+def _members(attempt: AttemptState, snapshot: Snapshot) -> list[Observed] | None:
+    found = [snapshot.replicas.get(seat.replica_id) for seat in attempt.seats]
+    return [m for m in found if m is not None] if all(found) else None
+
+
+def _advance_attempt(
+    job: Job, attempt: AttemptState, snapshot: Snapshot
+) -> tuple[AttemptState, tuple[Finding, ...], CollectResult | None]:
+    now_at = snapshot.now_at
+    if attempt.state == "ending":
+        return _ended_when_clean(attempt, snapshot), (), None
+    if job.cancel_requested:
+        return _ending(attempt, "cancelled", "Cancelled.", now_at), (), None
+    members = _members(attempt, snapshot)
+    if members is None:
+        gone = finding("SYS003", "A replica of this attempt is no longer known.")
+        return _ending(attempt, "failed", gone.message, now_at, retryable=True), (gone,), None
+    record = attempt.stage
+    verdict = _judge(job, attempt, members, record.stage, snapshot)
+    if verdict.state == "pending":
+        late = overdue(job, attempt, members, record.stage, now_at - (record.started_at or now_at))
+        if late is None:
+            return attempt, (), None
+        verdict = late
+        if record.stage is Stage.COMPARE:
+            verdict = replace(late, state="skipped", findings=tuple(_as_warning(f) for f in late.findings))
+    closed = record.model_copy(
+        update={
+            "state": verdict.state,
+            "ended_at": now_at,
+            "summary": verdict.summary,
+            "figures": dict(verdict.figures),
+        }
+    )
+    settled = attempt.model_copy(update={"stages": attempt.changed(closed), **verdict.updates})
+    if verdict.state == "failed":
+        ending = _ending(settled, "failed", verdict.summary, now_at, retryable=verdict.retryable)
+        return ending, verdict.findings, None
+    following = [s for s in settled.stages if s.state == "waiting"]
+    if not following:
+        return _ending(settled, "succeeded", verdict.summary, now_at), verdict.findings, verdict.artifacts
+    entered = following[0].model_copy(update={"state": "running", "started_at": now_at})
+    return (
+        settled.model_copy(update={"stages": settled.changed(entered)}),
+        verdict.findings,
+        verdict.artifacts,
+    )
+
+
+def _judge(
+    job: Job, attempt: AttemptState, members: list[Observed], stage: Stage, snapshot: Snapshot
+) -> Verdict:
+    if stage is Stage.MATCH:
+        return judge_match(job, attempt, members)
+    if stage is Stage.TCP:
+        return judge_tcp_stage(job, attempt, members)
+    if stage is Stage.COLLECTIVE:
+        return judge_collective_stage(job, attempt, members)
+    if stage is Stage.PREPARE:
+        return judge_prepare(attempt, members)
+    if stage is Stage.TRAIN:
+        return judge_train(attempt, members, snapshot.starts.get(attempt.id, ()))
+    if stage is Stage.COLLECT:
+        return judge_collect(attempt, members)
+    return judge_compare(job, attempt, members)
+
+
+def _as_warning(found: Finding) -> Finding:
+    return found.model_copy(update={"severity": "warning"})
+
+
+def _ending(
+    attempt: AttemptState, outcome: Outcome, reason: str, now_at: float, *, retryable: bool = False
+) -> AttemptState:
+    """The outcome is known: no stage runs any more, every replica is told to let go."""
+    stages = tuple(
+        record.model_copy(update={"state": "failed", "ended_at": now_at, "summary": record.summary or reason})
+        if record.state == "running"
+        else record
+        for record in attempt.stages
+    )
+    return attempt.model_copy(
+        update={
+            "state": "ending",
+            "outcome": outcome,
+            "reason": reason,
+            "retryable": retryable,
+            "ended_at": now_at,
+            "stages": stages,
+        }
+    )
+
+
+def _ended_when_clean(attempt: AttemptState, snapshot: Snapshot) -> AttemptState:
+    """Ended as soon as no replica holds a process of it, or those that do are gone."""
+    waited_s = snapshot.now_at - (attempt.ended_at or snapshot.now_at)
+    for seat in attempt.seats:
+        replica = snapshot.replicas.get(seat.replica_id)
+        if replica is None or (replica.silent_s > GONE_IN_HANDSHAKE_S and waited_s > ENDING_LIMIT_S):
+            continue
+        if attempt.id in replica.holding or replica.attempt_id == attempt.id:
+            return attempt
+    return attempt.model_copy(update={"state": "ended"})
+
+
+# --- the job, as its attempt stands --------------------------------------------------------------
+
+
+def _job_after(job: Job, attempt: AttemptState, now_at: float) -> Job:
+    record = attempt.stage
+    if attempt.state == "active":
+        return replace(job, state="running", stage=record.stage, verdict=_doing(record, attempt))
+    if attempt.outcome == "succeeded":
+        verdict = "The handshake passed." if job.kind == "preflight" else f"Succeeded: {_result(attempt)}"
+        return replace(job, state="succeeded", stage=record.stage, verdict=verdict, ended_at=now_at)
+    if attempt.state == "ending":
+        why = (
+            "Cancelling"
+            if attempt.outcome == "cancelled"
+            else f"Failed in {record.stage.value}: {attempt.reason}"
+        )
+        verdict = f"{why.rstrip('.')}. Ending its processes on every replica."
+        return replace(job, state="running", stage=record.stage, verdict=verdict)
+    if attempt.outcome == "cancelled" or job.cancel_requested:
+        return replace(job, state="cancelled", verdict="Cancelled.", ended_at=now_at)
+    if attempt.retryable and job.attempts < job.attempts_allowed:
+        verdict = f"Attempt {attempt.number} failed: {attempt.reason} Trying again."
+        return replace(job, state="queued", stage=Stage.GATHER, gather_since=None, verdict=verdict)
+    verdict = f"Failed in {record.stage.value}: {attempt.reason}"
+    return replace(job, state="failed", stage=record.stage, verdict=verdict, ended_at=now_at)
+
+
+def _doing(record: StageRecord, attempt: AttemptState) -> str:
+    n = len(attempt.seats)
+    who = f"{n} replicas" if n > 1 else "one replica"
+    return {
+        Stage.GATHER: f"Gathering {who}.",
+        Stage.MATCH: f"Comparing {who}.",
+        Stage.TCP: f"Probing every link between {who}.",
+        Stage.COLLECTIVE: f"Testing a collective over {attempt.world_size} ranks.",
+        Stage.PREPARE: f"Preparing the data on {who}.",
+        Stage.TRAIN: f"Training on {attempt.world_size} ranks.",
+        Stage.COLLECT: "Collecting and verifying the model.",
+        Stage.COMPARE: "Comparing the base and the tuned model.",
+    }[record.stage]
+
+
+def _result(attempt: AttemptState) -> str:
+    collected = next((s.summary for s in attempt.stages if s.stage is Stage.COLLECT), "")
+    return collected or "done"
+
+
+def _deadlines(job: Job, attempt: AttemptState) -> Iterable[float]:
+    """When a running stage, or a replica's silence, must be looked at again."""
+    if attempt.state == "ending":
+        return [(attempt.ended_at or 0.0) + ENDING_LIMIT_S + 1.0]
+    record = attempt.stage
+    limit_s = deadline_s(job, record.stage)
+    if limit_s is None or record.started_at is None:
+        return []
+    return [record.started_at + limit_s + REPORT_SLACK_S + 0.1]
