@@ -1,0 +1,97 @@
+"""Masks secrets in bytes and text without changing their length, so that offsets in a stream hold.
+
+A `Redactor` knows the secrets of this process's surroundings (values of variables whose name says so, and
+what the caller adds) and the shapes of well-known tokens. The agent's stream reader, evidence and every
+log line go through one. `unsafe_tail` says how many bytes at the end of a growing stream might yet become
+a secret, so that a token which is written in two halves is not sent in clear.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+_SECRET_NAME = re.compile(
+    r"(?i)(token(?!iz|s)|secret|passw(or)?d|api_?key|access_?key|private_?key|credential)"
+)
+_NOT_A_SECRET = frozenset({"true", "false", "none", "null", "yes", "no"})
+_SHORTEST_SECRET = 8  # shorter values ("1234", "admin") occur in innocent text
+_LONGEST_SHAPE = 512  # bytes; a token of a well-known shape is shorter
+
+# Hugging Face, Weights & Biases (new), OpenAI and Anthropic, GitHub, AWS, Slack, JSON Web Tokens.
+_TOKEN_SHAPES = (
+    rb"hf_[A-Za-z0-9]{20,}",
+    rb"wandb_v1_[A-Za-z0-9_-]{20,}",
+    rb"sk-[A-Za-z0-9_-]{20,}",
+    rb"gh[pousr]_[A-Za-z0-9]{30,}",
+    rb"github_pat_[A-Za-z0-9_]{30,}",
+    rb"AKIA[A-Z0-9]{16}",
+    rb"xox[abprs]-[A-Za-z0-9-]{10,}",
+    rb"eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+)
+_SHAPES = re.compile(
+    rb"(?<![A-Za-z0-9_-])(?:" + rb"|".join(_TOKEN_SHAPES) + rb")"
+    rb"|(?<=://)[^\s/:@'\"]{1,128}:[^\s/@'\"]{1,256}(?=@)"  # the user:password of a URL
+    rb"|(?i:(?<=bearer ))[A-Za-z0-9._~+/-]{16,}=*"
+)
+# What a growing tail looks like before it is long enough to match: any run of characters of a token.
+_TOKEN_TAIL = re.compile(rb"(?:hf_|wandb_v1_|sk-|gh[pousr]_|github_pat_|AKIA|xox|eyJ|://)[^\s'\"]*\Z")
+_MASK = b"*"
+
+
+class Redactor:
+    """Masks the given secrets and the well-known shapes.
+
+    Args:
+        secrets: literal values; short and commonplace ones are ignored.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        kept = {value.encode() for value in secrets if _worth_hiding(value)}
+        self._secrets = tuple(sorted(kept, key=lambda value: (-len(value), value)))
+        self._literal = re.compile(b"|".join(re.escape(value) for value in self._secrets)) if kept else None
+        self.reach_bytes = max((_LONGEST_SHAPE, *(len(value) for value in self._secrets)))
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str], more: Iterable[str] = ()) -> Redactor:
+        """A redactor for the values of variables that are named like secrets, and `more`."""
+        return cls((*secrets_of(environment), *more))
+
+    def with_secrets(self, more: Iterable[str]) -> Redactor:
+        return Redactor((*(value.decode() for value in self._secrets), *more))
+
+    def mask(self, data: bytes) -> bytes:
+        """`data` with every secret replaced by as many asterisks as it has bytes."""
+        if self._literal is not None:
+            data = self._literal.sub(_stars, data)
+        return _SHAPES.sub(_stars, data)
+
+    def mask_text(self, text: str) -> str:
+        return self.mask(text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+
+    def unsafe_tail(self, data: bytes) -> int:
+        """How many bytes at the end of `data` could be the beginning of a secret, or the whole of one that grows."""
+        tail = data[-self.reach_bytes :]
+        shape = _TOKEN_TAIL.search(tail)
+        longest = len(tail) - shape.start() if shape else 0
+        for secret in self._secrets:
+            for length in range(min(len(secret) - 1, len(tail)), longest, -1):
+                if tail.endswith(secret[:length]):
+                    longest = length
+                    break
+        return longest
+
+
+def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of variables whose name says that they are secret."""
+    return tuple(
+        value for name, value in environment.items() if _SECRET_NAME.search(name) and _worth_hiding(value)
+    )
+
+
+def _worth_hiding(value: str) -> bool:
+    return len(value) >= _SHORTEST_SECRET and value.lower() not in _NOT_A_SECRET and not value.isdigit()
+
+
+def _stars(match: re.Match[bytes]) -> bytes:
+    return _MASK * len(match.group())
