@@ -1,0 +1,40 @@
+"""Where the coordinator is now, as an agent and the page's proxy see it.
+
+Asked anew whenever the coordinator does not answer: names resolve later, a lease moves. Whether the
+coordinator is *here* is decided by `rankcall up` (`coordinator/up.py`), which starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+
+from coordinator.core.lease import LeaseFolder
+from coordinator.core.whereabouts import Hints, Place, Undecided, decide, hints_of, recogniser, resolve
+
+
+def locate(hints: Hints) -> Place | Undecided:
+    """One look; may block on a name server or a shared folder."""
+    if hints.url is not None:
+        return Place(hints.url, here=False, how="RANKCALL_URL")
+    if hints.peers or hints.shared_dir is None:
+        return decide(hints, resolve, recogniser(hints))
+    try:
+        lease = LeaseFolder(hints.shared_dir).newest()
+    except OSError as error:
+        return Undecided(f"RANKCALL_SHARED_DIR {hints.shared_dir} cannot be read: {error.strerror or error}")
+    if lease is None or not lease.url:
+        return Undecided(f"no replica holds the coordinator's lease in {hints.shared_dir} yet")
+    return Place(lease.url, here=False, how=f"epoch {lease.epoch} of the lease in {hints.shared_dir}")
+
+
+async def coordinator_url(environment: Mapping[str, str] | None = None) -> str | Undecided:
+    """The coordinator's base URL, or why it is not known yet. Never blocks the loop.
+
+    Raises:
+        BadHint: for a RANKCALL_* variable that cannot be understood.
+    """
+    hints = hints_of(os.environ if environment is None else environment)
+    place = await asyncio.to_thread(locate, hints)
+    return place if isinstance(place, Undecided) else place.url
