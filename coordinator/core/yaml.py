@@ -20,14 +20,17 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# Both far above any real configuration; they stop "billion laughs" and stack exhaustion.
-MAX_NODES = 200_000
+# All far above any real configuration; they stop "billion laughs", stack exhaustion (libyaml's composer
+# recurses in C: 100,000 open brackets end the whole process) and numbers that take seconds to read.
+MAX_NODES = 50_000
 MAX_DEPTH = 64
+MAX_NUMBER = 400
 
 KeyPath = tuple[str, ...]
 
 # Numbers that YAML 1.1 reads as strings (no dot, or no sign in the exponent): `1e-5`, `2e5`, `1.5e3`.
 _SCIENTIFIC = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$")
+_NUMERIC = re.compile(r"^[-+0-9a-fA-FxXoO_.:]+$")
 _UNDECODABLE = re.compile(r"[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -126,6 +129,7 @@ def read(text: str, name: str = "config.yml") -> Document:
         raise YamlError(name, line, column, f"unprintable character {bad.group()!r}", _line_of(lines, line))
     loader = _SafeLoader(text)
     try:
+        _bound(text, name)
         root = loader.get_node() if loader.check_node() else None
         if root is None:
             raise YamlError(name, 0, 0, "the file is empty")
@@ -244,6 +248,27 @@ def _set(target: object, parts: Sequence[str], value: object, override: str) -> 
         else:
             above = ".".join(parts[:depth])
             raise OverrideError(override, f"{above} is a plain value and has no {part!r} in it")
+
+
+def _bound(text: str, name: str) -> None:
+    """Reads the events, which takes neither recursion nor memory, before anything is built from them."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=_SafeLoader):
+        mark = event.start_mark
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            if nodes > MAX_NODES:
+                raise YamlError(name, mark.line + 1, mark.column + 1, f"more than {MAX_NODES} values")
+            if depth > MAX_DEPTH:
+                problem = f"nested deeper than {MAX_DEPTH} levels"
+                raise YamlError(name, mark.line + 1, mark.column + 1, problem)
+            if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_NUMBER:
+                if event.implicit[0] and _NUMERIC.match(event.value):
+                    problem = f"a number of {len(event.value)} digits; write text in quotes"
+                    raise YamlError(name, mark.line + 1, mark.column + 1, problem)
 
 
 @dataclass
