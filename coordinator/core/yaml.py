@@ -254,21 +254,26 @@ def _bound(text: str, name: str) -> None:
     """Reads the events, which takes neither recursion nor memory, before anything is built from them."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
-        mark = event.start_mark
         if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        elif isinstance(event, yaml.NodeEvent):
-            nodes += 1
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            if nodes > MAX_NODES:
-                raise YamlError(name, mark.line + 1, mark.column + 1, f"more than {MAX_NODES} values")
-            if depth > MAX_DEPTH:
-                problem = f"nested deeper than {MAX_DEPTH} levels"
-                raise YamlError(name, mark.line + 1, mark.column + 1, problem)
-            if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_NUMBER:
-                if event.implicit[0] and _NUMERIC.match(event.value):
-                    problem = f"a number of {len(event.value)} digits; write text in quotes"
-                    raise YamlError(name, mark.line + 1, mark.column + 1, problem)
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        nodes += 1
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        if nodes > MAX_NODES:
+            problem = f"more than {MAX_NODES} values"
+        elif depth > MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+        elif isinstance(event, yaml.ScalarEvent) and _endless_number(event):
+            problem = f"a number of {len(event.value)} digits; write text in quotes"
+        else:
+            continue
+        mark = event.start_mark
+        raise YamlError(name, mark.line + 1 if mark else 0, mark.column + 1 if mark else 0, problem)
+
+
+def _endless_number(event: yaml.ScalarEvent) -> bool:
+    return len(event.value) > MAX_NUMBER and event.implicit[0] and _NUMERIC.match(event.value) is not None
 
 
 @dataclass
