@@ -73,6 +73,22 @@ def contained(root: Path, relative: str) -> Path:
     return real
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Put `data` in `path`, whole or not at all, and on disk when this returns; only its owner may read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptFolder:
     """The folder of one attempt of one job: rendered files, streams, tasks."""
