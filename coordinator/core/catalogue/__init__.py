@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from coordinator.core.catalogue import cfg, col, env, net, run, sys
+from coordinator.core.catalogue import cfg, col, env, net, refusals, run, sys
 from coordinator.core.catalogue.entry import Entry
 from coordinator.core.protocol import Finding, Severity, Stage
 
@@ -18,7 +18,7 @@ __all__ = ["CODES", "Entry", "finding"]
 
 CODES: Mapping[str, Entry] = {
     entry.code: entry
-    for family in (cfg.ENTRIES, env.ENTRIES, net.ENTRIES, col.ENTRIES, run.ENTRIES, sys.ENTRIES)
+    for family in (cfg.ENTRIES, env.ENTRIES, net.ENTRIES, col.ENTRIES, run.ENTRIES, sys.ENTRIES, refusals.ENTRIES)
     for entry in family
 }
 

@@ -1,0 +1,129 @@
+"""What the coordinator is told from outside: RANKCALL_* in the environment. Read once, in `__main__.py`.
+
+Nothing here is read at import; tests build `Settings(...)` by hand.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from coordinator.core.paths import Layout, state_dir
+
+# Shorter secrets can be guessed over the network in days; they are refused, not only warned about.
+SHORTEST_TOKEN = 8
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be; the text is one sentence for a user."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a bind address or a peer's address never leaves this machine."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+class Settings(BaseSettings):
+    """The coordinator's settings; each is RANKCALL_<NAME> in the environment.
+
+    Attributes:
+        token: join and admin secret. None: loopback only.
+        viewer_token: a second secret that may only read.
+        nodes: replicas the deployment has; a job's default.
+        host: bind address; None: all addresses with a token, 127.0.0.1 without.
+        port: of the API and the page; 0 takes any free one.
+        state_dir: the SQLite store lies in its `coordinator/` folder.
+        database_url: another store, e.g. `postgresql+psycopg://…`.
+        allowed_hosts: names the Host header may have (comma separated); empty: any with a token,
+            loopback names without.
+        data_roots: absolute paths a submission may name lie under these (`:` separated).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="RANKCALL_", extra="ignore", env_ignore_empty=True)
+
+    token: SecretStr | None = None
+    viewer_token: SecretStr | None = None
+    nodes: int | None = Field(default=None, ge=1, le=4096)
+    host: str | None = None
+    port: int = Field(default=8000, ge=0, le=65535)
+    state_dir: Path = Field(default_factory=state_dir)
+    database_url: str | None = None
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    data_roots: Annotated[tuple[str, ...], NoDecode] = ()
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_commas(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip().lower() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("data_roots", mode="before")
+    @classmethod
+    def _split_colons(cls, value: object) -> object:
+        return tuple(part for part in value.split(":") if part) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        for name, token in (("RANKCALL_TOKEN", self.token), ("RANKCALL_VIEWER_TOKEN", self.viewer_token)):
+            if token is not None and len(token.get_secret_value()) < SHORTEST_TOKEN:
+                raise ValueError(f"{name} is shorter than {SHORTEST_TOKEN} characters and could be guessed")
+        if self.viewer_token is not None and self.token is None:
+            raise ValueError("RANKCALL_VIEWER_TOKEN is set but RANKCALL_TOKEN is not; set both or neither")
+        if (
+            self.viewer_token is not None
+            and self.token is not None
+            and self.viewer_token.get_secret_value() == self.token.get_secret_value()
+        ):
+            raise ValueError("RANKCALL_VIEWER_TOKEN equals RANKCALL_TOKEN; a viewer would be an administrator")
+        if self.token is None and self.host is not None and not is_loopback(self.host):
+            raise ValueError(
+                f"RANKCALL_HOST={self.host} would serve without a token to everybody who reaches it; "
+                "set RANKCALL_TOKEN, or leave RANKCALL_HOST out to serve this machine only"
+            )
+        return self
+
+    @property
+    def open_on_loopback(self) -> bool:
+        """No token: whoever is on this machine is the administrator."""
+        return self.token is None
+
+    @property
+    def bind_host(self) -> str:
+        """The address to bind; `::` takes IPv4 as well, where the machine has IPv6."""
+        return self.host or ("127.0.0.1" if self.token is None else "::")
+
+    @property
+    def store_url(self) -> str:
+        return self.database_url or f"sqlite:///{Layout(self.state_dir).database}"
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """The settings of this process.
+
+        Raises:
+            SettingsError: naming the variable and what is wrong with it, never its value where it is secret.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            raise SettingsError("; ".join(_sentence(dict(e)) for e in error.errors(include_input=False))) from None
+
+
+def _sentence(error: dict[str, object]) -> str:
+    location = error.get("loc")
+    message = str(error.get("msg", "")).removeprefix("Value error, ")
+    if isinstance(location, tuple) and location:
+        return f"RANKCALL_{str(location[0]).upper()}: {message}"
+    return message
