@@ -7,11 +7,49 @@ coordinator is *here* is decided by `rankcall up` (`coordinator/up.py`), which s
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 from coordinator.core.lease import LeaseFolder
-from coordinator.core.whereabouts import Hints, Place, Undecided, decide, hints_of, recogniser, resolve
+from coordinator.core.whereabouts import (
+    Hints,
+    Place,
+    Undecided,
+    checked_url,
+    decide,
+    parse_peers,
+    recogniser,
+    resolve,
+)
+
+
+class Told(Protocol):
+    """What `agent/settings.py` has of discovery."""
+
+    @property
+    def url(self) -> str | None: ...
+    @property
+    def peers(self) -> tuple[str, ...]: ...
+    @property
+    def shared_dir(self) -> Path | None: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def address(self) -> str | None: ...
+    @property
+    def nodes(self) -> int | None: ...
+
+
+def hints_from(told: Told) -> Hints:
+    """Raises: BadHint for a URL or a peer that cannot be understood."""
+    return Hints(
+        url=None if told.url is None else checked_url(told.url, "RANKCALL_URL"),
+        peers=parse_peers(" ".join(told.peers)),
+        shared_dir=told.shared_dir,
+        port=told.port,
+        address=told.address,
+        nodes=told.nodes,
+    )
 
 
 def locate(hints: Hints) -> Place | Undecided:
@@ -29,12 +67,11 @@ def locate(hints: Hints) -> Place | Undecided:
     return Place(lease.url, here=False, how=f"epoch {lease.epoch} of the lease in {hints.shared_dir}")
 
 
-async def coordinator_url(environment: Mapping[str, str] | None = None) -> str | Undecided:
+async def coordinator_url(settings: Told) -> str | Undecided:
     """The coordinator's base URL, or why it is not known yet. Never blocks the loop.
 
     Raises:
         BadHint: for a RANKCALL_* variable that cannot be understood.
     """
-    hints = hints_of(os.environ if environment is None else environment)
-    place = await asyncio.to_thread(locate, hints)
+    place = await asyncio.to_thread(locate, hints_from(settings))
     return place if isinstance(place, Undecided) else place.url

@@ -1,0 +1,420 @@
+"""`rankcall up`, a replica's start command: the small supervisor above coordinator, agent and page proxy.
+
+It learns this replica's role (`role.py`), keeps the processes of that role running, and ends everything
+of this replica, training included, on SIGTERM or Ctrl-C. It may be pid 1: whatever is orphaned to it is
+reaped. Killed itself, it takes its three processes along (they ask the kernel for that), but no training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.core import paths
+from coordinator.core.clock import monotonic_s
+from coordinator.core.process import (
+    ProcessId,
+    descendants,
+    end,
+    environment_values,
+    identify,
+    start,
+    tree,
+)
+from coordinator.core.whereabouts import BadHint, Hints, Place, Undecided, hints_of, http_url
+from coordinator.listeners import listener_of
+from coordinator.role import RoleWatch
+
+# Runs before the real program: asks for SIGTERM when the supervisor dies (prctl PR_SET_PDEATHSIG, kept over
+# exec), and goes at once when it has died already.
+_TIED = (
+    "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15,0,0,0);"
+    "os.getppid()==int(sys.argv[1]) or sys.exit(1);os.execv(sys.argv[2],sys.argv[2:])"
+)
+_PR_SET_CHILD_SUBREAPER = 36
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  (compared with, never bound)
+
+
+@dataclass(frozen=True, slots=True)
+class UpTimes:
+    """Judgements of the supervisor, in seconds.
+
+    Attributes:
+        first_restart_s: after the first death in a row; then doubling up to `slowest_restart_s`.
+        healthy_s: who lived so long starts anew at `first_restart_s`.
+        training_grace_s: between SIGTERM and SIGKILL for the agent and the training; a trainer that is
+            saving needs a moment, a container gets 10 s before its runtime kills it.
+        service_grace_s: the same for coordinator and proxy, which end their connections.
+        port_wait_s: a predecessor that is just ending may still hold the port.
+        repeat_s: a wait that goes on is mentioned again so often.
+    """
+
+    first_restart_s: float = 0.2
+    slowest_restart_s: float = 30.0
+    healthy_s: float = 60.0
+    training_grace_s: float = 5.0
+    service_grace_s: float = 3.0
+    port_wait_s: float = 5.0
+    repeat_s: float = 60.0
+
+
+class CannotStart(Exception):
+    """`rankcall up` has no business running here; the text says why and what to do."""
+
+
+def say(text: str) -> None:
+    print(f"rankcall up: {text}", file=sys.stderr, flush=True)
+
+
+def restart_delay_s(deaths: int, times: UpTimes) -> float:
+    """How long to wait after the so many-th death in a row (from 1)."""
+    return float(min(times.first_restart_s * 2 ** min(deaths - 1, 16), times.slowest_restart_s))
+
+
+@dataclass(slots=True)
+class Service:
+    """One process that is kept running while it is wanted."""
+
+    name: str
+    module: str
+    environment: dict[str, str]
+    running: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    deaths: int = 0
+    not_before_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps the processes of the present role; see `run`."""
+
+    environment: Mapping[str, str]
+    hints: Hints
+    state: Path
+    times: UpTimes = UpTimes()
+    services: dict[str, Service] = field(default_factory=dict)
+    place: Place | Undecided | None = None
+    waiting_since_s: float = 0.0
+
+    def wanted(self, place: Place | Undecided) -> dict[str, Service]:
+        """The processes of a role. While it is unknown an agent that runs already stays."""
+        if isinstance(place, Undecided):
+            return {name: service for name, service in self.services.items() if name == "agent"}
+        if place.here:
+            agent = {
+                **self.environment,
+                "RANKCALL_URL": self._own_url(),
+                "RANKCALL_BESIDE_COORDINATOR": "1",
+            }
+            return {
+                "coordinator": Service("coordinator", "coordinator", dict(self.environment)),
+                "agent": Service("agent", "agent", agent),
+            }
+        elsewhere = {
+            name: value for name, value in self.environment.items() if name != "RANKCALL_BESIDE_COORDINATOR"
+        }
+        if self.hints.url is not None or self.hints.peers:
+            elsewhere["RANKCALL_URL"] = place.url
+        return {
+            "agent": Service("agent", "agent", elsewhere),
+            "proxy": Service("proxy", "agent.proxy", elsewhere),
+        }
+
+    def _bind_address(self) -> str:
+        """Where the coordinator will listen (`coordinator/settings.py`); IPv4 stands for both families."""
+        host = self.environment.get("RANKCALL_HOST", "")
+        if host in _WILDCARDS:
+            return "0.0.0.0" if self.environment.get("RANKCALL_TOKEN") else "127.0.0.1"  # noqa: S104
+        return host
+
+    def _own_url(self) -> str:
+        host = self.environment.get("RANKCALL_HOST", "")
+        return http_url(self.hints.address or "127.0.0.1" if host in _WILDCARDS else host, self.hints.port)
+
+    def take_role(self, place: Place | Undecided, now_s: float) -> None:
+        """Turns to the processes of a role.
+
+        Raises:
+            CannotStart: when this replica is to serve from the start and its port is taken.
+        """
+        before = self.place
+        if isinstance(place, Place) and place.here and before is None:
+            check_port(self._bind_address(), self.hints.port, self.times.port_wait_s)
+        self.place = place
+        self.waiting_since_s = now_s
+        if isinstance(place, Undecided):
+            say(f"waiting: {place.why}")
+        elif place.here:
+            say(f"master: {place.how}; the coordinator is at {self._own_url()}")
+        else:
+            say(f"replica: the coordinator is at {place.url} ({place.how})")
+        wanted = self.wanted(place)
+        for name in [name for name in self.services if name not in wanted]:
+            self._stop(self.services.pop(name))
+        for name, service in wanted.items():
+            # An agent finds a lease that moved by itself; its training's reports need no new incarnation.
+            self.services.setdefault(name, service)
+        if isinstance(before, Place) and before.here and isinstance(place, Place) and not place.here:
+            say("another replica has become master; this one serves no more")
+
+    def _stop(self, service: Service) -> None:
+        popen, service.running = service.running, None
+        if popen is not None and popen.poll() is None:
+            end(lambda: _tree(popen), grace_s=self.times.service_grace_s)
+            popen.wait()
+
+    def keep_running(self, now_s: float) -> float:
+        """Starts what is wanted and not running; returns how long nothing needs to be done."""
+        pause_s = self.times.repeat_s
+        for service in self.services.values():
+            if service.running is None:
+                if service.not_before_s <= now_s:
+                    self._start(service, now_s)
+                else:
+                    pause_s = min(pause_s, service.not_before_s - now_s)
+        if isinstance(self.place, Undecided) and now_s - self.waiting_since_s >= self.times.repeat_s:
+            say(f"still waiting: {self.place.why}")
+            self.waiting_since_s = now_s
+        return pause_s
+
+    def _start(self, service: Service, now_s: float) -> None:
+        argv = [sys.executable, "-m", service.module]
+        tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
+        try:
+            service.running = start(tied, environment=service.environment, output=None)
+        except OSError as error:
+            self._died(service, f"cannot be started: {error.strerror or error}", now_s)
+            return
+        service.started_s = now_s
+
+    def reap(self, now_s: float) -> None:
+        """Collects every child that has ended: a service is planned anew, an orphan is only buried."""
+        own = {
+            service.running.pid: service for service in self.services.values() if service.running is not None
+        }
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            service = own.get(ended.si_pid)
+            if service is None or service.running is None:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(ended.si_pid, 0)
+                continue
+            status = service.running.wait()
+            service.running = None
+            self._died(service, _how(status), now_s)
+
+    def _died(self, service: Service, how: str, now_s: float) -> None:
+        lived_s = now_s - service.started_s
+        service.deaths = 1 if lived_s >= self.times.healthy_s else service.deaths + 1
+        delay_s = restart_delay_s(service.deaths, self.times)
+        service.not_before_s = now_s + delay_s
+        say(f"{service.name} {how}; started again in {delay_s:.1f} s")
+
+    def end_all(self, hurry: Callable[[], bool]) -> tuple[ProcessId, ...]:
+        """Ends agent and training first, so that the coordinator hears their last words, then the rest.
+
+        Returns:
+            What not even SIGKILL could end.
+        """
+        serving = [s.running.pid for s in self.services.values() if s.running and s.name != "agent"]
+        end(lambda: self._left(serving), grace_s=self.times.training_grace_s, hurry=hurry)
+        left = end(lambda: self._left(()), grace_s=self.times.service_grace_s, hurry=hurry)
+        self.services.clear()
+        return left
+
+    def _left(self, spared: Sequence[int]) -> list[ProcessId]:
+        """All below this process, and training that the agent of an earlier supervisor left running here."""
+        kept = {process.id for pid in spared for process in descendants(pid)}
+        below = [p.id for p in descendants(os.getpid()) if p.id.pid not in spared and p.id not in kept]
+        return [*below, *(process for process in training_of(self.state) if process not in below)]
+
+
+def training_of(state: Path) -> list[ProcessId]:
+    """The processes of all attempts whose folder lies under this state folder."""
+    jobs = f"{paths.Layout(state).jobs}{os.sep}"
+    return [
+        process
+        for process, folder in environment_values("RANKCALL_ATTEMPT_DIR")
+        if folder.startswith(jobs) and process.pid != os.getpid()
+    ]
+
+
+def _tree(popen: subprocess.Popen[bytes]) -> list[ProcessId]:
+    root = identify(popen.pid)
+    return [] if root is None else list(tree(root))
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGCHLD as something to wait for; a poke from another thread wakes the wait too."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.asked: list[signal.Signals] = []
+        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGINT, self._note)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a console that closes ends nothing
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.asked.append(signal.Signals(number))
+
+    def poke(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, b"\0")
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns at a signal, a poke, or after the timeout."""
+        if select.select([self._read], [], [], max(0.0, timeout_s))[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._read, 4096)
+
+    def asked_twice(self) -> bool:
+        return len(self.asked) > 1
+
+
+@contextlib.contextmanager
+def claimed(state: Path) -> Iterator[None]:
+    """This supervisor alone uses the state folder.
+
+    Raises:
+        CannotStart: when the folder cannot be written, or another supervisor uses it.
+    """
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (state / "up.lock").open("w")
+    except OSError as error:
+        raise CannotStart(
+            f"the state folder {state} cannot be written ({error.strerror or error}); "
+            "set RANKCALL_STATE_DIR to a folder on this container's own disk"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotStart(
+                f"another `rankcall up` uses {state}; one replica runs one. "
+                "Several on one machine need a RANKCALL_STATE_DIR each"
+            ) from None
+        yield
+
+
+def check_port(host: str, port: int, wait_s: float) -> None:
+    """Refuses a port that somebody else listens on, after giving a predecessor time to let go of it.
+
+    Raises:
+        CannotStart: naming the port, and who holds it where that can be seen.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    give_up_s = monotonic_s() + wait_s
+    while True:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise CannotStart(
+                        f"{host} port {port} cannot be served: {error.strerror}; see RANKCALL_HOST and RANKCALL_PORT"
+                    ) from None
+        if monotonic_s() >= give_up_s:
+            holder = listener_of(port)
+            by = f" by {holder}" if holder else ""
+            raise CannotStart(
+                f"port {port} is in use{by}; set RANKCALL_PORT to another one, or end that process"
+            )
+        select.select([], [], [], 0.2)
+
+
+def run(environment: Mapping[str, str], times: UpTimes | None = None) -> int:
+    """Until SIGTERM (returns 0) or Ctrl-C (130). Must be called in the main thread.
+
+    Raises:
+        CannotStart: for a state folder, port or RANKCALL_* variable that cannot be used.
+    """
+    times = times or UpTimes()
+    try:
+        hints = hints_of(environment)
+    except BadHint as error:
+        raise CannotStart(str(error)) from None
+    state = paths.state_dir(environment.get("RANKCALL_STATE_DIR"))
+    adopt_orphans()
+    with claimed(state):
+        signals = Signals()
+        supervisor = Supervisor({**environment, "RANKCALL_STATE_DIR": str(state)}, hints, state, times)
+        answers: queue.SimpleQueue[Place | Undecided] = queue.SimpleQueue()
+
+        def tell(place: Place | Undecided) -> None:
+            answers.put(place)
+            signals.poke()
+
+        warn_of(environment, hints)
+        role = RoleWatch(hints, state, tell)
+        role.start()
+        try:
+            _serve(supervisor, answers, signals)
+        finally:
+            say("ending this replica's training and everything else of it")
+            left = supervisor.end_all(signals.asked_twice)
+            role.close(wait_s=1.0)
+            supervisor.reap(monotonic_s())
+        for process in left:
+            say(f"process {process.pid} does not end even by SIGKILL: it hangs in the kernel")
+        return 130 if signals.asked[:1] == [signal.SIGINT] else 0
+
+
+def _serve(supervisor: Supervisor, answers: queue.SimpleQueue[Place | Undecided], signals: Signals) -> None:
+    while not signals.asked:
+        now_s = monotonic_s()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                supervisor.take_role(answers.get_nowait(), now_s)
+        supervisor.reap(now_s)
+        signals.wait(supervisor.keep_running(now_s))
+
+
+def warn_of(environment: Mapping[str, str], hints: Hints) -> None:
+    """What will most likely not work, said before anybody waits for it."""
+    told = hints.url or hints.peers or hints.shared_dir
+    if (hints.nodes or 1) > 1 and not told:
+        say(
+            f"RANKCALL_NODES is {hints.nodes}, but nothing says where the coordinator is: this replica will be its own. "
+            "Give all replicas the same RANKCALL_URL, RANKCALL_PEERS or RANKCALL_SHARED_DIR"
+        )
+    if told and not environment.get("RANKCALL_TOKEN") and not (hints.address or "").startswith("127."):
+        say(
+            "RANKCALL_TOKEN is not set: a coordinator here would serve this machine only, and no other replica "
+            "could join. Give all replicas the same RANKCALL_TOKEN"
+        )
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what loses its own below this process (as pid 1 is without asking)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
