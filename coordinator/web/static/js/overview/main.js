@@ -1,0 +1,89 @@
+// The overview: how many replicas have come, what they do, and all jobs, newest first. One live stream.
+
+import { read } from "../shared/api.js";
+import { fill } from "../shared/dom.js";
+import { everySecond, live } from "../shared/live.js";
+import { replicaRows } from "../shared/replicas.js";
+import { api } from "../shared/site.js";
+import { say, showLink, signedIn, top } from "../shared/top.js";
+import { jobRows, noJobs } from "./jobs.js";
+import { headline } from "./headline.js";
+
+const place = (id) => document.getElementById(id);
+
+let jobs = null;
+let replicas = { items: [], expected: null, message: "" };
+// Older pages of jobs, asked for by hand; the newest fifty come by themselves.
+let older = [];
+let cursor = null;
+
+function inOrder(items) {
+  const rank = (replica) => (replica.role === "spare" || replica.rank === null ? Infinity : replica.rank);
+  return [...items].sort(
+    (a, b) => Number(b.alive) - Number(a.alive) || rank(a) - rank(b) || a.hostname.localeCompare(b.hostname, "en", { numeric: true }),
+  );
+}
+
+function show() {
+  if (jobs === null) return;
+  const newest = new Set(jobs.map((job) => job.id));
+  const all = [...jobs, ...older.filter((job) => !newest.has(job.id))];
+  fill(place("verdict"), headline(replicas, all));
+  fill(place("jobs"), all.length > 0 ? jobRows(all, { more: cursor !== null }) : noJobs());
+  fill(place("replicas"), replicaRows(inOrder(replicas.items)));
+}
+
+async function moreJobs() {
+  try {
+    const page = await read("jobs", { limit: 50, cursor });
+    older = [...older, ...page.items];
+    cursor = page.next_cursor;
+    show();
+  } catch (problem) {
+    say(problem);
+  }
+}
+
+async function begin() {
+  top();
+  try {
+    // The first answer of the page also says whether somebody must sign in.
+    const page = await read("jobs", { limit: 50 });
+    jobs = page.items;
+    cursor = page.next_cursor;
+    replicas = await read("replicas");
+    signedIn(await hasSession());
+    show();
+    say(null);
+  } catch (problem) {
+    say(problem);
+  }
+  live(
+    api("watch"),
+    {
+      overview(seen) {
+        ({ jobs, replicas } = seen);
+        show();
+        say(null);
+      },
+    },
+    (state, problem) => {
+      showLink(state);
+      if (problem) say(problem);
+    },
+  );
+  everySecond(show);
+  place("jobs").addEventListener("click", (event) => {
+    if (event.target.closest("[data-do=more]")) moreJobs();
+  });
+}
+
+/** Whether this browser is signed in (nobody is where the coordinator has no token). */
+async function hasSession() {
+  return read("session", {}, { stay: true }).then(
+    (session) => Boolean(session?.role),
+    () => false,
+  );
+}
+
+begin();
