@@ -1,4 +1,4 @@
-"""The tables. Who writes them: `queries.py` and `appends.py`, always inside the one `Writer`.
+"""The tables. Who writes them: `queries` and `streams.py`, always inside the one `Writer`.
 
 JSON columns hold messages of `core/protocol.py` as they were sent; what is searched or joined has a
 column of its own. Instants are seconds since the epoch (the coordinator's clock) as float.
@@ -6,12 +6,16 @@ column of its own. Instants are seconds since the epoch (the coordinator's clock
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, cast
 
+import sqlalchemy
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Column,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
@@ -28,11 +32,27 @@ NAMING = {
     "pk": "pk_%(table_name)s",
 }
 
+# A key the database counts up. 64 bits everywhere; SQLite counts only a column whose type is spelt INTEGER.
+COUNTED = BigInteger().with_variant(Integer(), "sqlite")
+
 Json = dict[str, Any]
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Table(SQLModel):
     metadata = MetaData(naming_convention=NAMING)
+
+
+def table(cls: type[Table]) -> sqlalchemy.Table:
+    """The Core table behind a class."""
+    return cast(sqlalchemy.Table, cls.__table__)  # type: ignore[attr-defined]
+
+
+def columns(cls: type[Table], row: type[DataclassInstance]) -> list[sqlalchemy.Column[Any]]:
+    """The columns to select for `row(*selected)`: those of the record's fields, in their order."""
+    return [table(cls).c[field.name] for field in fields(row)]
 
 
 class Replica(Table, table=True):
@@ -40,7 +60,7 @@ class Replica(Table, table=True):
 
     id: str = Field(primary_key=True)
     fingerprint: str
-    incarnation: int
+    incarnation: int = Field(sa_type=BigInteger)
     token_hash: str = Field(index=True)
     hostname: str = ""
     registered_at: float
@@ -57,7 +77,7 @@ class Job(Table, table=True):
     `verdict`: one sentence for a human about the state.
     """
 
-    seq: int | None = Field(default=None, primary_key=True)
+    seq: int | None = Field(default=None, sa_column=Column(COUNTED, primary_key=True))
     id: str = Field(unique=True, index=True)
     kind: str = "train"
     name: str
@@ -70,6 +90,7 @@ class Job(Table, table=True):
     started_at: float | None = None
     ended_at: float | None = None
     attempts: int = 0
+    attempts_allowed: int = 1
     cancel_requested: bool = False
     retry_requested: bool = False
     actor: str = ""
@@ -117,7 +138,7 @@ class TaskRow(Table, table=True):
     replica_id: str
     task_id: str
     state: str
-    incarnation: int
+    incarnation: int = Field(sa_type=BigInteger)
     updated_at: float
     report: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
@@ -127,11 +148,11 @@ class Stream(Table, table=True):
 
     __table_args__ = (UniqueConstraint("attempt_id", "replica_id", "name"),)
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int | None = Field(default=None, sa_column=Column(COUNTED, primary_key=True))
     attempt_id: str = Field(index=True)
     replica_id: str
     name: str
-    size_bytes: int = 0
+    size_bytes: int = Field(default=0, sa_type=BigInteger)
 
 
 class Chunk(Table, table=True):
@@ -139,22 +160,26 @@ class Chunk(Table, table=True):
 
     __table_args__ = (PrimaryKeyConstraint("stream_id", "offset"),)
 
-    stream_id: int
-    offset: int
+    stream_id: int = Field(sa_type=BigInteger)
+    offset: int = Field(sa_type=BigInteger)
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
 class Metric(Table, table=True):
     """One `protocol.ProgressRecord`, in the order of arrival; `id` is the cursor of live readers."""
 
-    __table_args__ = (Index("ix_metric_job_id_id", "job_id", "id"),)
+    __table_args__ = (
+        Index("ix_metric_job_id_id", "job_id", "id"),
+        # The newest record of each kind from each rank, without reading the others.
+        Index("ix_metric_attempt_id_rank_type_id", "attempt_id", "rank", "type", "id"),
+    )
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int | None = Field(default=None, sa_column=Column(COUNTED, primary_key=True))
     job_id: str
     attempt_id: str
     rank: int
     type: str
-    step: int | None = None
+    step: int | None = Field(default=None, sa_type=BigInteger)
     record: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
@@ -163,7 +188,7 @@ class FindingRow(Table, table=True):
 
     __tablename__ = "finding"
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int | None = Field(default=None, sa_column=Column(COUNTED, primary_key=True))
     job_id: str | None = Field(default=None, index=True)
     attempt_id: str | None = None
     at: float
@@ -179,14 +204,14 @@ class Artifact(Table, table=True):
     replica_id: str
     path: str
     kind: str
-    size_bytes: int
+    size_bytes: int = Field(sa_type=BigInteger)
     sha256: str
 
 
 class Event(Table, table=True):
     """Who did what, when, from where (audit), and each change of a job's stage or state."""
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int | None = Field(default=None, sa_column=Column(COUNTED, primary_key=True))
     at: float
     actor: str
     action: str

@@ -1,0 +1,83 @@
+"""The short way to the database for the few statements that run thousands of times a second.
+
+SQLAlchemy Core spends 50–100 µs on a statement, the driver itself 3–5 µs. `queries` and `streams` use this for
+what every report of every agent causes, and Core for everything else. The statements run in the
+connection's own transaction, written with `?` and in the SQL that SQLite and PostgreSQL share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+from sqlalchemy import Connection
+
+_INT64 = 1 << 63
+
+
+class Cursor(Protocol):
+    rowcount: int
+
+    def fetchone(self) -> tuple[Any, ...] | None: ...
+    def fetchall(self) -> list[tuple[Any, ...]]: ...
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]], /) -> object: ...
+
+
+class Driver(Protocol):
+    """What `sqlite3.Connection` and `psycopg.Connection` have in common."""
+
+    def execute(self, sql: str, parameters: Sequence[Any], /) -> Cursor: ...
+    def cursor(self) -> Cursor: ...
+
+
+def execute(c: Connection, sql: str, parameters: Sequence[Any]) -> Cursor:
+    """Run one statement."""
+    return _driver(c).execute(_spelled(sql, c.dialect.paramstyle), parameters)
+
+
+def execute_many(c: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Run one statement for each row; with psycopg in one round trip."""
+    if rows:
+        _driver(c).cursor().executemany(_spelled(sql, c.dialect.paramstyle), rows)
+
+
+def json_text(value: object) -> str:
+    """JSON that both databases take: ASCII, and what is not a finite number as a string that pydantic reads."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"))
+
+
+def plain(text: str) -> str:
+    """Text that both databases take: no NUL, no lone surrogate (file names and host names may hold either)."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def int64(number: int | None) -> int | None:
+    """The number, or None if no database column can hold it."""
+    return number if number is not None and -_INT64 <= number < _INT64 else None
+
+
+def _driver(c: Connection) -> Driver:
+    return cast(Driver, c.connection.driver_connection)
+
+
+@lru_cache(maxsize=256)
+def _spelled(sql: str, paramstyle: str) -> str:
+    return sql if paramstyle == "qmark" else sql.replace("?", "%s")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,165 @@
+"""From a URL to connections: one way to write and one to read, on SQLite and on PostgreSQL. `Store` calls it.
+
+On both a write transaction excludes every other one, also of another coordinator process: SQLite by BEGIN
+IMMEDIATE, PostgreSQL by an advisory lock. So ids are handed out in the order in which rows become visible,
+and a reader that asks for what comes after the last id it saw misses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
+
+from coordinator.store import driver
+from coordinator.store.errors import StoreError
+
+# How long a writer waits for another process's transaction: long enough for a coordinator that is just ending.
+LOCK_WAIT_S = 30.0
+CONNECT_S = 10
+READERS = 4
+# "rank" in ASCII; any number serves, as long as every release takes the same.
+_ADVISORY_LOCK = 0x72616E6B
+
+_SQLITE_SETTINGS = (
+    # The log is synced at each commit: a group costs one fsync and survives the loss of power.
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA cache_size = -16000",
+    # What a burst left of the log is given back at the next checkpoint.
+    "PRAGMA journal_size_limit = 67108864",
+)
+
+
+def parsed(url: str) -> URL:
+    """The URL with the driver this project uses. Raises StoreError for one that names no supported database."""
+    try:
+        made = make_url(url)
+    except ArgumentError:
+        raise StoreError(
+            "RANKCALL_DATABASE_URL is not a database URL; write sqlite:////path/to/file "
+            "or postgresql+psycopg://user:password@host/database"
+        ) from None
+    backend = made.get_backend_name()
+    if backend in {"postgresql", "postgres"}:
+        return made.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise StoreError(f"RANKCALL_DATABASE_URL names {backend!r}; rankcall stores in SQLite or PostgreSQL")
+    if not made.database or made.database == ":memory:":
+        raise StoreError("RANKCALL_DATABASE_URL names no file; write sqlite:////path/to/file")
+    return made.set(drivername="sqlite+pysqlite")
+
+
+def writing(url: URL) -> Engine:
+    """An engine whose transactions exclude each other. It keeps no pool: the writer keeps its connection."""
+    engine = _engine(url, read_only=False, poolclass=NullPool)
+    if url.get_backend_name() == "sqlite":
+        event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
+    else:
+        event.listen(
+            engine,
+            "begin",
+            lambda c: c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"),
+        )
+    return engine
+
+
+def reading(url: URL) -> Engine:
+    """An engine whose transactions see one unchanging state of the store and cannot write."""
+    engine = _engine(url, read_only=True, pool_size=READERS, max_overflow=0, pool_pre_ping=_is_server(url))
+    if url.get_backend_name() == "sqlite":
+        event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN"))
+    return engine
+
+
+def prepare_file(url: URL) -> None:
+    """Make the SQLite file and its folder, readable by this user alone: it holds submissions and token hashes."""
+    if url.get_backend_name() != "sqlite":
+        return
+    path = Path(str(url.database))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreError(
+            f"the store {path} cannot be opened: {error.strerror}; "
+            "check RANKCALL_STATE_DIR, and that this user may write there"
+        ) from error
+
+
+def use_write_ahead_log(url: URL) -> None:
+    """Switch an SQLite file to WAL (kept in the file): readers and the writer do not wait for each other."""
+    if url.get_backend_name() != "sqlite":
+        return
+    with _sqlite_alone(url) as connection:
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreError(
+            f"the store {url.database} cannot keep a write-ahead log on its disk (it says {mode}); "
+            "put RANKCALL_STATE_DIR on a container-local disk"
+        )
+
+
+@contextmanager
+def _sqlite_alone(url: URL) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(str(url.database), timeout=LOCK_WAIT_S, isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _is_server(url: URL) -> bool:
+    return url.get_backend_name() != "sqlite"
+
+
+def _engine(url: URL, *, read_only: bool, **pool: Any) -> Engine:
+    if _is_server(url):
+        return _postgresql(url, read_only=read_only, **pool)
+    engine = create_engine(
+        url,
+        # No implicit transactions: the begin events above start them. Any thread may use a reader.
+        connect_args={"timeout": LOCK_WAIT_S, "isolation_level": None, "check_same_thread": False},
+        json_serializer=driver.json_text,
+        **pool,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _(connection: sqlite3.Connection, _record: object) -> None:
+        for setting in _SQLITE_SETTINGS:
+            connection.execute(setting)
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+
+    return engine
+
+
+def _postgresql(url: URL, *, read_only: bool, **pool: Any) -> Engine:
+    settings = {"lock_timeout": f"{int(LOCK_WAIT_S * 1000)}", "application_name": "rankcall"}
+    if read_only:
+        settings |= {
+            "default_transaction_read_only": "on",
+            "default_transaction_isolation": r"repeatable\ read",
+        }
+    try:
+        return create_engine(
+            url,
+            connect_args={
+                "connect_timeout": CONNECT_S,
+                "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
+            },
+            json_serializer=driver.json_text,
+            **pool,
+        )
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            "RANKCALL_DATABASE_URL names PostgreSQL, whose driver is not installed; "
+            "pip install 'rankcall[postgres]'"
+        ) from error

@@ -1,0 +1,93 @@
+"""What the service asks of its store, by subject. Functions of a connection, for `Store.write` and `Store.read`.
+
+    from coordinator.store import queries
+    job = await store.read(lambda c: queries.job(c, job_id))
+
+Streams have a module of their own beside this package.
+"""
+
+from coordinator.store.queries.attempts import (
+    attempt,
+    attempts_of,
+    insert_attempt,
+    open_attempts,
+    tasks_of,
+    update_attempt,
+    upsert_task,
+)
+from coordinator.store.queries.jobs import (
+    bundle,
+    insert_job,
+    job,
+    job_by_idempotency_key,
+    job_counts,
+    jobs_page,
+    open_jobs,
+    update_job,
+)
+from coordinator.store.queries.records import (
+    artifact,
+    artifacts_of,
+    events_after,
+    events_of,
+    events_page,
+    findings_after,
+    findings_of,
+    insert_event,
+    insert_findings,
+    insert_metrics,
+    last_event_id,
+    last_metric_id,
+    metrics_after,
+    newest_metrics,
+    replace_artifacts,
+)
+from coordinator.store.queries.replicas import (
+    replica,
+    replicas,
+    set_facts,
+    set_last_rank,
+    set_last_ranks,
+    touch_replicas,
+    upsert_replica,
+)
+
+__all__ = [
+    "artifact",
+    "artifacts_of",
+    "attempt",
+    "attempts_of",
+    "bundle",
+    "events_after",
+    "events_of",
+    "events_page",
+    "findings_after",
+    "findings_of",
+    "insert_attempt",
+    "insert_event",
+    "insert_findings",
+    "insert_job",
+    "insert_metrics",
+    "job",
+    "job_by_idempotency_key",
+    "job_counts",
+    "jobs_page",
+    "last_event_id",
+    "last_metric_id",
+    "metrics_after",
+    "newest_metrics",
+    "open_attempts",
+    "open_jobs",
+    "replace_artifacts",
+    "replica",
+    "replicas",
+    "set_facts",
+    "set_last_rank",
+    "set_last_ranks",
+    "tasks_of",
+    "touch_replicas",
+    "update_attempt",
+    "update_job",
+    "upsert_replica",
+    "upsert_task",
+]
