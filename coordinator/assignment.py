@@ -1,0 +1,163 @@
+"""What one replica gets for one attempt: (job, attempt, seat) → `AttemptPlan` with the task of its stage. Pure.
+
+Called by `controller.py` whenever an attempt changed, and by the API to show what each rank was given.
+Files are rendered once the rendezvous port is known; they must be equal on all ranks but for the rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from coordinator.attempt import AttemptState, Job, Seat
+from coordinator.core.protocol import (
+    AttemptPlan,
+    CollectiveTask,
+    CollectTask,
+    Facts,
+    Member,
+    RunTask,
+    Stage,
+    Task,
+    TcpTask,
+)
+from coordinator.core.views import Submission
+from coordinator.render import Rendered, Site, Topology, render
+from coordinator.stages import task_id
+
+# The field's default first; the others are ordinary ports just above it that nothing well known uses.
+RENDEZVOUS_PORTS = (29500, 29501, 29511, 29521, 29531, 29541)
+# Training has no deadline of its own, a task must name one: ten years.
+UNLIMITED_S = 10.0 * 365 * 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A job's submission, as far as assignments need it."""
+
+    submission: Submission
+    bundle_sha256: str | None = None
+
+
+def rendered(work: Work, attempt: AttemptState, seat: Seat, facts: Facts | None = None) -> Rendered:
+    """The files, environment and commands of one rank; the attempt's rendezvous port must be known."""
+    topology = Topology(
+        nodes=len(attempt.seats),
+        gpus_per_node=attempt.gpus_per_node,
+        master_address=attempt.seats[0].address,
+        master_port=attempt.rendezvous_port or RENDEZVOUS_PORTS[0],
+    )
+    site = Site(
+        rank=seat.rank,
+        interface=seat.interface,
+        family=seat.family,
+        gpu_names=tuple(gpu.name for gpu in facts.gpus) if facts else (),
+        host_id=seat.replica_id,
+    )
+    return render(work.submission, topology, site, attempt.number)
+
+
+def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts | None = None) -> AttemptPlan:
+    """What the replica of this seat should hold and do now."""
+    base = AttemptPlan(
+        job_id=attempt.job_id,
+        attempt_id=attempt.id,
+        number=attempt.number,
+        rank=seat.rank,
+        nodes=len(attempt.seats),
+        gpus_per_node=attempt.gpus_per_node,
+        world_size=attempt.world_size,
+        bundle_sha256=work.bundle_sha256,
+    )
+    stage = attempt.stage.stage
+    if stage in (Stage.GATHER, Stage.MATCH):
+        return base
+    if stage is Stage.TCP:
+        return base.model_copy(update={"task": _tcp(job, attempt, seat)})
+    if stage is Stage.COLLECTIVE:
+        return base.model_copy(update={"task": _collective(job, attempt, seat)})
+    files = rendered(work, attempt, seat, facts)
+    return base.model_copy(
+        update={
+            "files": files.files,
+            "unset": files.unset,
+            "environment": files.environment,
+            "task": _run(job, stage, files, seat),
+        }
+    )
+
+
+def _member(seat: Seat) -> Member:
+    return Member(
+        replica_id=seat.replica_id,
+        rank=seat.rank,
+        address=seat.address,
+        interface=seat.interface,
+        echo_port=seat.echo_port,
+        name=seat.hostname,
+    )
+
+
+def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
+    return TcpTask(
+        task_id=task_id(Stage.TCP),
+        stage=Stage.TCP,
+        deadline_s=job.deadlines.tcp_s,
+        # not a secret: it only has to differ from what another attempt's probes would echo
+        nonce=hashlib.sha256(f"{attempt.id}/{attempt.created_at}".encode()).hexdigest()[:32],
+        targets=tuple(_member(other) for other in attempt.seats if other.rank != seat.rank),
+        port_candidates=RENDEZVOUS_PORTS if seat.rank == 0 else (),
+    )
+
+
+def _collective(job: Job, attempt: AttemptState, seat: Seat) -> CollectiveTask:
+    return CollectiveTask(
+        task_id=task_id(Stage.COLLECTIVE),
+        stage=Stage.COLLECTIVE,
+        deadline_s=job.deadlines.collective_s,
+        rank=seat.rank,
+        world_size=len(attempt.seats),
+        master_address=attempt.seats[0].address,
+        master_port=attempt.rendezvous_port or RENDEZVOUS_PORTS[0],
+        backend="nccl" if attempt.gpus_per_node else "gloo",
+        interface=seat.interface,
+        processes=max(1, attempt.gpus_per_node),
+    )
+
+
+def _run(job: Job, stage: Stage, files: Rendered, seat: Seat) -> Task | None:
+    deadlines = job.deadlines
+    if stage is Stage.PREPARE:
+        return RunTask(
+            task_id=task_id(stage),
+            stage=stage,
+            deadline_s=deadlines.prepare_s,
+            argv=files.prepare_argv,
+            stream="prepare.log",
+            result_file="prepare-result.json",
+            idle_s=deadlines.prepare_idle_s,
+        )
+    if stage is Stage.TRAIN:
+        return RunTask(
+            task_id=task_id(stage),
+            stage=stage,
+            deadline_s=UNLIMITED_S,
+            argv=files.train_argv,
+            stream="train.log",
+        )
+    if seat.rank != 0:
+        return None
+    if stage is Stage.COLLECT:
+        return CollectTask(
+            task_id=task_id(stage), stage=stage, deadline_s=deadlines.collect_s, output_dir=files.output_dir
+        )
+    if stage is Stage.COMPARE and files.compare_argv:
+        return RunTask(
+            task_id=task_id(stage),
+            stage=stage,
+            deadline_s=deadlines.compare_s,
+            argv=files.compare_argv,
+            stream="compare.log",
+            result_file="compare-result.json",
+        )
+    return None

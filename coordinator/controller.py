@@ -1,0 +1,341 @@
+"""The one loop that moves jobs on: look at everything, ask `lifecycle.advance`, store what it says, tell the replicas.
+
+It is woken by whatever changes (a registration, a report, a submission, a deadline) and runs one pass for
+any number of wake-ups. A pass commits all its changes in one transaction before any replica hears of them,
+so a coordinator killed at any moment goes on from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+from sqlalchemy import Connection
+
+from coordinator.assignment import Work, plan
+from coordinator.attempt import AttemptState, Job, Snapshot
+from coordinator.broadcast import Broadcast
+from coordinator.core.clock import monotonic_s, now_at
+from coordinator.core.protocol import Finding, ProgressRecord, Stage, TaskReport
+from coordinator.core.views import JobState, Submission
+from coordinator.lifecycle import Change, advance
+from coordinator.roster import Presence, Roster, as_known
+from coordinator.store import Store, queries, rows
+
+log = structlog.get_logger(__name__)
+
+# A pass costs a read and a walk over all replicas: a storm of wake-ups is served by fifty a second.
+PASS_INTERVAL_S = 0.02
+# With jobs open it looks again at least so often: silence is noticed by looking.
+IDLE_INTERVAL_S = 1.0
+# Attempts whose seats are kept in memory for late appends (the tail of a log after a cancel).
+STANDINGS_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who sits in an attempt: replica id → rank."""
+
+    job_id: str
+    ranks: Mapping[str, int]
+
+
+class Controller:
+    """Moves jobs on. One per service; with several coordinator processes, the one that holds the lease."""
+
+    def __init__(self, store: Store, roster: Roster, broadcast: Broadcast) -> None:
+        self._store = store
+        self._roster = roster
+        self._broadcast = broadcast
+        self._woken = asyncio.Event()
+        self._attempts: dict[str, AttemptState] = {}
+        self._works: dict[str, Work] = {}
+        self._starts: dict[str, dict[int, ProgressRecord]] = {}
+        self._standings: OrderedDict[str, Standing] = OrderedDict()
+        self._noted: list[Finding] = []
+        self._wake_at: float | None = None
+        self._open = False
+
+    # --- what others tell it
+
+    def wake(self) -> None:
+        """Something changed: make a pass soon."""
+        self._woken.set()
+
+    def note_findings(self, findings: Iterable[Finding]) -> None:
+        """Findings about the service itself (a cloned replica), stored with the next pass."""
+        self._noted += findings
+
+    def note_start(self, attempt_id: str, record: ProgressRecord) -> None:
+        """A training process said what world it sees."""
+        if attempt_id in self._attempts:
+            self._starts.setdefault(attempt_id, {})[record.rank] = record
+            self.wake()
+
+    async def standing(self, attempt_id: str) -> Standing | None:
+        """The seats of an attempt, ended ones included; None where there is no such attempt."""
+        known = self._standings.get(attempt_id)
+        if known is not None:
+            self._standings.move_to_end(attempt_id)
+            return known
+        row = await self._store.read(lambda c: queries.attempt(c, attempt_id))
+        if row is None:
+            return None
+        return self._seat(AttemptState.model_validate(row.record))
+
+    def attempt(self, attempt_id: str) -> AttemptState | None:
+        """An attempt that is not ended."""
+        return self._attempts.get(attempt_id)
+
+    # --- the loop
+
+    async def load(self) -> None:
+        """Take up what the store knows: open attempts, and what their trainings said at the start."""
+
+        def look(connection: Connection) -> tuple[list[AttemptState], list[Presence]]:
+            found: list[AttemptState] = []
+            present = {row.id: as_known(row) for row in queries.replicas(connection)}
+            for row in queries.open_attempts(connection):
+                attempt = AttemptState.model_validate(row.record)
+                found.append(attempt)
+                for task in queries.tasks_of(connection, attempt.id):
+                    if (presence := present.get(task.replica_id)) is not None:
+                        presence.attempt_id = attempt.id
+                        presence.tasks[task.task_id] = TaskReport.model_validate(task.report)
+                for seat in attempt.seats:
+                    # silence counts from now on: nobody could reach a coordinator that was not there
+                    if (presence := present.get(seat.replica_id)) is not None:
+                        presence.heard_s = monotonic_s()
+                        presence.holding = frozenset({attempt.id})
+                for metric in queries.newest_metrics(connection, attempt.id):
+                    if metric.type != "start":
+                        continue
+                    record = ProgressRecord.model_validate(metric.record)
+                    self._starts.setdefault(attempt.id, {})[record.rank] = record
+            return found, list(present.values())
+
+        attempts, presences = await self._store.read(look)
+        for presence in presences:
+            self._roster.put(presence)
+        for attempt in attempts:
+            self._attempts[attempt.id] = attempt
+            self._seat(attempt)
+        await self._assign(self._attempts.values())
+
+    async def run(self) -> None:
+        """Make passes until cancelled. An error in one is logged and the next goes on."""
+        while True:
+            try:
+                await self.one_pass()
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                log.exception("a pass of the controller failed; it is tried again")
+                await asyncio.sleep(IDLE_INTERVAL_S)
+            await asyncio.sleep(PASS_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._patience_s())
+            self._woken.clear()
+
+    def _patience_s(self) -> float | None:
+        if not self._open and self._wake_at is None:
+            return None
+        if self._wake_at is None:
+            return IDLE_INTERVAL_S
+        return min(IDLE_INTERVAL_S, max(0.0, self._wake_at - now_at()))
+
+    async def one_pass(self) -> None:
+        """Look, decide, store, tell."""
+        rows = await self._store.read(queries.open_jobs)
+        jobs = tuple([await self._job(row) for row in rows])
+        self._open = bool(jobs or self._attempts)
+        last = await self._last_attempts(jobs)
+        snapshot = Snapshot(
+            now_at(),
+            jobs,
+            (*self._attempts.values(), *last),
+            self._roster.observed(),
+            {attempt_id: tuple(starts.values()) for attempt_id, starts in self._starts.items()},
+        )
+        change = advance(snapshot)
+        self._wake_at = change.wake_at
+        if not (change.jobs or change.attempts or change.findings or change.artifacts or self._noted):
+            return
+        noted, self._noted = self._noted, []
+        await self._store.write(lambda c: _apply(c, change, noted, snapshot.now_at))
+        for attempt in change.attempts:
+            self._seat(attempt)
+            if attempt.state == "ended":
+                self._attempts.pop(attempt.id, None)
+                self._starts.pop(attempt.id, None)
+            else:
+                self._attempts[attempt.id] = attempt
+        await self._assign(change.attempts)
+        self._tell(change, snapshot)
+        self.wake()  # a stage that was entered may have passed already
+
+    async def _job(self, row: rows.Job) -> Job:
+        work = await self._work(row.id)
+        submission = work.submission
+        return Job(
+            id=row.id,
+            seq=row.seq,
+            nodes=row.nodes,
+            created_at=row.created_at,
+            name=row.name,
+            kind="preflight" if row.kind == "preflight" else "train",
+            state=cast(JobState, row.state),
+            stage=Stage(row.stage),
+            verdict=row.verdict,
+            gpus_per_node=row.gpus_per_node,
+            gather_since=row.started_at,
+            ended_at=row.ended_at,
+            cancel_requested=row.cancel_requested,
+            attempts=row.attempts,
+            attempts_allowed=row.attempts_allowed,
+            deadlines=submission.deadlines,
+            has_prompts=bool(submission.prompts),
+            allow=frozenset(submission.allow),
+        )
+
+    async def _work(self, job_id: str) -> Work:
+        work = self._works.get(job_id)
+        if work is None:
+            row = await self._store.read(lambda c: queries.job(c, job_id))
+            assert row is not None
+            work = Work(Submission.model_validate(row.submission), row.bundle_sha256)
+            self._works[job_id] = work
+        return work
+
+    async def _last_attempts(self, jobs: tuple[Job, ...]) -> list[AttemptState]:
+        """The ended attempt before, of jobs that wait for their next: replicas keep their ranks."""
+        waiting = [job for job in jobs if job.attempts and job.state == "queued"]
+        found = []
+        for job in waiting:
+            attempt_id = f"{job.id}-{job.attempts}"
+            row = await self._store.read(lambda c, a=attempt_id: queries.attempt(c, a))  # type: ignore[misc]
+            if row is not None:
+                found.append(AttemptState.model_validate(row.record))
+        return found
+
+    def _seat(self, attempt: AttemptState) -> Standing:
+        standing = Standing(attempt.job_id, {seat.replica_id: seat.rank for seat in attempt.seats})
+        self._standings[attempt.id] = standing
+        while len(self._standings) > STANDINGS_KEPT:
+            self._standings.popitem(last=False)
+        return standing
+
+    async def _assign(self, attempts: Iterable[AttemptState]) -> None:
+        """Hand each replica of these attempts its plan, or take it away when the attempt is over."""
+        for attempt in attempts:
+            if attempt.state != "active":
+                for seat in attempt.seats:
+                    presence = self._roster.get(seat.replica_id)
+                    if presence and presence.plan and presence.plan.attempt_id == attempt.id:
+                        self._roster.assign(seat.replica_id, None)
+                continue
+            row = await self._store.read(lambda c, j=attempt.job_id: queries.job(c, j))  # type: ignore[misc]
+            if row is None:
+                continue
+            job, work = await self._job(row), await self._work(attempt.job_id)
+            for seat in attempt.seats:
+                presence = self._roster.get(seat.replica_id)
+                if presence is None:
+                    continue
+                presence.last_rank = seat.rank
+                self._roster.assign(seat.replica_id, plan(job, work, attempt, seat, presence.facts))
+
+    def _tell(self, change: Change, snapshot: Snapshot) -> None:
+        touched = {job.id for job in change.jobs} | {a.job_id for a in change.attempts}
+        touched |= {job_id for job_id, _, _ in change.findings}
+        for job_id in touched:
+            self._broadcast.publish(f"job:{job_id}")
+        self._broadcast.publish("jobs")
+        if change.attempts:
+            self._broadcast.publish("replicas")
+        before = {job.id: job for job in snapshot.jobs}
+        for job in change.jobs:
+            old = before.get(job.id)
+            if old is None or (old.state, old.stage) != (job.state, job.stage):
+                log.info("job", job=job.id, state=job.state, stage=job.stage.value, verdict=job.verdict)
+            if job.state in ("succeeded", "failed", "cancelled"):
+                self._works.pop(job.id, None)
+
+
+def _apply(connection: Connection, change: Change, noted: list[Finding], at: float) -> None:
+    """Store one pass's changes; runs in the writer's transaction."""
+    for job in change.jobs:
+        queries.update_job(
+            connection,
+            job.id,
+            state=job.state,
+            stage=job.stage.value,
+            verdict=job.verdict,
+            started_at=job.gather_since,
+            ended_at=job.ended_at,
+            attempts=job.attempts,
+        )
+        queries.insert_event(
+            connection,
+            at=at,
+            actor="coordinator",
+            action=f"job.{job.state}",
+            job_id=job.id,
+            detail={"stage": job.stage.value, "verdict": job.verdict},
+        )
+    for attempt in change.attempts:
+        _keep_attempt(connection, attempt)
+    for job_id, attempt_id, found in change.findings:
+        queries.insert_findings(connection, job_id, attempt_id, at, [found])
+    queries.insert_findings(connection, None, None, at, noted)
+    for attempt, collected in change.artifacts:
+        master = attempt.seats[0].replica_id
+        queries.replace_artifacts(
+            connection,
+            attempt.job_id,
+            [
+                rows.Artifact(
+                    secrets.token_hex(8),
+                    attempt.job_id,
+                    attempt.id,
+                    master,
+                    artifact.path,
+                    artifact.kind,
+                    artifact.size_bytes,
+                    artifact.sha256,
+                )
+                for artifact in collected.artifacts
+            ],
+        )
+
+
+def _keep_attempt(connection: Connection, attempt: AttemptState) -> None:
+    record = attempt.model_dump(mode="json")
+    known = queries.update_attempt(
+        connection,
+        attempt.id,
+        state=attempt.state,
+        outcome=attempt.outcome,
+        ended_at=attempt.ended_at,
+        record=record,
+    )
+    if known:
+        return
+    queries.insert_attempt(
+        connection,
+        rows.Attempt(
+            id=attempt.id,
+            job_id=attempt.job_id,
+            number=attempt.number,
+            created_at=attempt.created_at,
+            state=attempt.state,
+            record=record,
+        ),
+    )
+    queries.set_last_ranks(connection, [(seat.replica_id, seat.rank) for seat in attempt.seats])

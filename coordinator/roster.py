@@ -1,0 +1,230 @@
+"""Who is here now: the replicas in memory, their tokens, last words and held reads.
+
+The store remembers that a replica registered; that it is alive, what it holds and what it waits for is
+known here alone, by this process's own clock. Written by `intake.py`, read by `controller.py` and the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from coordinator.attempt import Observed
+from coordinator.core.clock import instant, monotonic_s
+from coordinator.core.protocol import (
+    AttemptPlan,
+    Desired,
+    Facts,
+    Registration,
+    TaskReport,
+    Telemetry,
+    UploadRequest,
+)
+from coordinator.core.views import ReplicaView
+from coordinator.store import rows
+
+# Five missed reports: shown as not alive, and given no new seat (the same as lifecycle's).
+ALIVE_WITHIN_S = 10.0
+
+
+def hash_token(token: str) -> str:
+    """What is stored of a token. Tokens are 192 random bits, so a plain hash keeps them."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@dataclass(slots=True, eq=False)
+class Presence:
+    """One replica in memory. `heard_s` is on the monotonic clock."""
+
+    registration: Registration
+    incarnation: int
+    token_hash: str
+    registered_at: float
+    heard_s: float
+    last_rank: int | None = None
+    facts: Facts | None = None
+    telemetry: Telemetry | None = None
+    holding: frozenset[str] = frozenset()
+    attempt_id: str | None = None
+    tasks: dict[str, TaskReport] = field(default_factory=dict)
+    plan: AttemptPlan | None = None
+    uploads: dict[str, UploadRequest] = field(default_factory=dict)
+    version: str = ""
+    body: bytes = b""
+    waiters: set[asyncio.Future[None]] = field(default_factory=set)
+
+    @property
+    def replica_id(self) -> str:
+        return self.registration.replica_id
+
+
+def as_known(row: rows.Replica) -> Presence:
+    """A replica that the store remembers and that has not been heard of since this process started."""
+    return Presence(
+        registration=Registration.model_validate(row.registration),
+        incarnation=row.incarnation,
+        token_hash=row.token_hash,
+        registered_at=row.registered_at,
+        heard_s=monotonic_s() - ALIVE_WITHIN_S - 1.0,
+        last_rank=row.last_rank,
+        facts=Facts.model_validate(row.facts) if row.facts else None,
+    )
+
+
+class Roster:
+    """The replicas that registered, by id and by token."""
+
+    def __init__(self) -> None:
+        self._presences: dict[str, Presence] = {}
+        self._by_token: dict[str, str] = {}
+
+    # --- membership
+
+    def get(self, replica_id: str) -> Presence | None:
+        return self._presences.get(replica_id)
+
+    def all(self) -> Iterable[Presence]:
+        return self._presences.values()
+
+    def put(self, presence: Presence) -> None:
+        """Add a replica, or the next incarnation of one; held reads of the one before end."""
+        before = self._presences.get(presence.replica_id)
+        if before is not None:
+            self._by_token.pop(before.token_hash, None)
+            presence.plan, presence.uploads = before.plan, before.uploads
+            _release(before)
+        _encode(presence)
+        self._presences[presence.replica_id] = presence
+        self._by_token[presence.token_hash] = presence.replica_id
+
+    def replica_by_token(self, token: str) -> tuple[str, int] | None:
+        """Whose token this is: (replica id, incarnation it was issued to); None for no one's."""
+        hashed = hash_token(token)
+        replica_id = self._by_token.get(hashed)
+        if replica_id is None:
+            return None
+        presence = self._presences[replica_id]
+        if not hmac.compare_digest(presence.token_hash, hashed):
+            return None
+        return replica_id, presence.incarnation
+
+    def alive(self, replica_id: str) -> bool:
+        presence = self._presences.get(replica_id)
+        return presence is not None and monotonic_s() - presence.heard_s <= ALIVE_WITHIN_S
+
+    def observed(self) -> Mapping[str, Observed]:
+        """All replicas as the decisions see them, now."""
+        now_s = monotonic_s()
+        return {
+            replica_id: Observed(
+                replica_id,
+                p.registration,
+                p.incarnation,
+                now_s - p.heard_s,
+                p.last_rank,
+                p.facts,
+                p.holding,
+                p.attempt_id,
+                p.tasks,
+            )
+            for replica_id, p in self._presences.items()
+        }
+
+    # --- what they should do
+
+    def assign(self, replica_id: str, plan: AttemptPlan | None) -> bool:
+        """Set what a replica should do; wakes its held reads. True when that is something new."""
+        presence = self._presences.get(replica_id)
+        if presence is None or presence.plan == plan:
+            return False
+        presence.plan = plan
+        _encode(presence)
+        _release(presence)
+        return True
+
+    def request_upload(self, replica_id: str, request: UploadRequest) -> bool:
+        """Ask a replica for a file; False when it is not here."""
+        presence = self._presences.get(replica_id)
+        if presence is None:
+            return False
+        presence.uploads[request.upload_id] = request
+        _encode(presence)
+        _release(presence)
+        return True
+
+    def end_upload(self, upload_id: str) -> None:
+        """The upload came, or nobody wants it any more."""
+        for presence in self._presences.values():
+            if presence.uploads.pop(upload_id, None) is not None:
+                _encode(presence)
+                _release(presence)
+                return
+
+    async def changed(self, presence: Presence, wait_s: float) -> None:
+        """Return when the replica's desired state changes, or after `wait_s`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        presence.waiters.add(waiter)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await waiter
+        finally:
+            presence.waiters.discard(waiter)
+
+    def release_all(self) -> None:
+        """End every held read: the service is going down."""
+        for presence in self._presences.values():
+            _release(presence)
+
+    # --- what is shown
+
+    def views(self) -> tuple[ReplicaView, ...]:
+        """All replicas for the API, those with a rank first, then in the order of registration."""
+        now_s = monotonic_s()
+        shown = [_view(presence, now_s) for presence in self._presences.values()]
+        return tuple(sorted(shown, key=lambda v: (v.rank is None, v.rank or 0, v.registered_at, v.id)))
+
+
+def _view(presence: Presence, now_s: float) -> ReplicaView:
+    registration = presence.registration
+    plan = presence.plan
+    registered_at = instant(presence.registered_at)
+    assert registered_at is not None
+    silent_s = max(0.0, now_s - presence.heard_s)
+    return ReplicaView(
+        id=presence.replica_id,
+        hostname=registration.hostname,
+        incarnation=presence.incarnation,
+        alive=silent_s <= ALIVE_WITHIN_S,
+        last_seen_s=round(silent_s, 1),
+        registered_at=registered_at,
+        addresses=tuple(address.address for address in registration.addresses),
+        ordinal=registration.ordinal,
+        beside_coordinator=registration.beside_coordinator,
+        gpu_count=registration.gpu_count,
+        rank=plan.rank if plan else None,
+        attempt_id=plan.attempt_id if plan else None,
+        job_id=plan.job_id if plan else None,
+        role="member" if plan else "ending" if presence.holding else "spare",
+        facts=presence.facts,
+        telemetry=presence.telemetry,
+    )
+
+
+def _encode(presence: Presence) -> None:
+    """Encode the desired state once; its version is a hash of it, so that it survives a restart."""
+    desired = Desired(version="", attempt=presence.plan, uploads=tuple(presence.uploads.values()))
+    raw = desired.model_dump_json().encode()
+    presence.version = hashlib.sha256(raw).hexdigest()[:16]
+    presence.body = raw.replace(b'"version":""', f'"version":"{presence.version}"'.encode(), 1)
+
+
+def _release(presence: Presence) -> None:
+    for waiter in presence.waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    presence.waiters.clear()
