@@ -1,0 +1,40 @@
+// The result's files: where they lie, how big they are, their hash, and a download through the coordinator.
+
+import { el, icon, plain } from "../shared/dom.js";
+import { bytes, plural } from "../shared/format.js";
+import { api } from "../shared/site.js";
+
+const FIRST = { model: 0, adapter: 0, tokenizer: 1, config: 2, other: 3 };
+
+function name(path, folder) {
+  return folder && path.startsWith(`${folder}/`) ? path.slice(folder.length + 1) : path;
+}
+
+function row(job, artifact) {
+  const href = api(`jobs/${encodeURIComponent(job.id)}/artifacts/${encodeURIComponent(artifact.id)}`).pathname;
+  const file = name(artifact.path, job.result_folder);
+  return el(
+    "li",
+    { class: "artifact", key: artifact.id },
+    el("div", { class: "artifact-name" }, el("bdi", { class: "mono" }, plain(file)), artifact.kind !== "other" && el("span", { class: "tag" }, artifact.kind)),
+    el("span", { class: "artifact-size figure" }, bytes(artifact.size_bytes)),
+    el(
+      "button",
+      { class: "copy mono small artifact-hash", type: "button", "data-do": "copy", "data-text": artifact.sha256, title: `SHA-256 ${artifact.sha256}: copy it` },
+      `sha256 ${artifact.sha256.slice(0, 12)}…`,
+      icon("copy"),
+    ),
+    el("a", { class: "button small", href, download: file.split("/").at(-1), "aria-label": `Download ${file}` }, icon("download"), el("span", {}, "Download")),
+  );
+}
+
+/** Where the result is, and its files, the model first. */
+export function artifacts(job) {
+  const sorted = [...job.artifacts].sort((a, b) => (FIRST[a.kind] ?? 4) - (FIRST[b.kind] ?? 4) || b.size_bytes - a.size_bytes);
+  const total = sorted.reduce((sum, artifact) => sum + artifact.size_bytes, 0);
+  const host = sorted[0].hostname || sorted[0].replica_id;
+  return [
+    el("p", { class: "muted" }, `${plural(sorted.length, "file")}, ${bytes(total)}`, job.result_folder && [", in ", el("code", {}, el("bdi", {}, plain(job.result_folder)))], " on ", el("bdi", {}, plain(host)), ". Take it with you before the replica goes: ", el("code", {}, `rankcall artifacts ${job.id}`)),
+    el("ul", { class: "rows" }, sorted.map((artifact) => row(job, artifact))),
+  ];
+}

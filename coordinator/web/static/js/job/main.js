@@ -1,0 +1,151 @@
+// A job's page: holds what is known of the job, takes what the live stream brings, and lets each part draw
+// itself. The parts are functions of this state; only the chart and the log keep something of their own.
+
+import { read } from "../shared/api.js";
+import { fill, listen } from "../shared/dom.js";
+import { everySecond, live } from "../shared/live.js";
+import { replicaRows } from "../shared/replicas.js";
+import { api, jobIdHere } from "../shared/site.js";
+import { TERMINAL } from "../shared/states.js";
+import { say, showLink, signedIn, top } from "../shared/top.js";
+import { act, copy } from "./actions.js";
+import { answers } from "./answers.js";
+import { artifacts } from "./artifacts.js";
+import { attempts, attemptShown } from "./attempts.js";
+import { Chart } from "./chart.js";
+import { findings } from "./findings.js";
+import { LogView } from "./log.js";
+import { members } from "./members.js";
+import { progress, phase } from "./progress.js";
+import { Series } from "./series.js";
+import { stages } from "./stages.js";
+import { title, verdict } from "./title.js";
+
+const id = jobIdHere();
+const place = (name) => document.getElementById(name);
+
+const state = { job: null, replicas: [], session: null, attempt: null };
+const series = new Series();
+let chart = null;
+let log = null;
+let unseen = false;
+
+function show() {
+  const { job } = state;
+  if (job === null) return;
+  const attempt = attemptShown(job, state.attempt);
+  document.title = `${job.name || job.id} · ${job.state} · rankcall`;
+  fill(place("crumb"), job.name || job.id);
+  fill(place("title"), title(job, state.session));
+  fill(place("verdict"), verdict(job));
+  fill(place("attempts"), attempts(job, attempt));
+  fill(place("stages"), stages(job, attempt));
+  part("findings", job.findings.length > 0, () => findings(job, attempt));
+  const trains = series.any || (job.progress !== null && (job.progress.total_steps ?? job.progress.step) > 0);
+  part("training", trains, () => null);
+  if (trains) {
+    fill(place("phase"), phase(job));
+    fill(place("progress"), progress(job));
+    chart.show(attempt?.number ?? null);
+  }
+  part("answers", job.comparison.length > 0, () => answers(job.comparison));
+  part("artifacts", job.artifacts.length > 0, () => artifacts(job));
+  fill(place("members"), replicaRows(members(job, attempt, state.replicas)));
+  log.follow(job, attempt);
+}
+
+/** A part of the page that is there only once it has something to say. */
+function part(name, there, content) {
+  place(`${name}-section`).hidden = !there;
+  const children = there ? content() : null;
+  if (children !== null) fill(place(name), children);
+}
+
+/** Draw soon: a burst of events is one drawing. */
+function soon() {
+  if (unseen) return;
+  unseen = true;
+  requestAnimationFrame(() => {
+    unseen = false;
+    show();
+  });
+}
+
+async function refreshReplicas() {
+  if (document.hidden || (state.job && TERMINAL.has(state.job.state) && state.replicas.length > 0)) return;
+  try {
+    state.replicas = (await read("replicas")).items;
+    soon();
+  } catch {
+    // The link's state is shown by the live stream; the next round tries again.
+  }
+}
+
+function take(job) {
+  state.job = job;
+  soon();
+}
+
+function follow() {
+  live(
+    api(`jobs/${encodeURIComponent(id)}/events`),
+    {
+      job: take,
+      metric(record) {
+        series.add(record);
+        soon();
+      },
+      finding(found) {
+        if (state.job === null) return;
+        const known = state.job.findings.some((one) => JSON.stringify(one) === JSON.stringify(found));
+        if (!known) take({ ...state.job, findings: [...state.job.findings, found] });
+      },
+    },
+    (link, problem) => {
+      showLink(link);
+      if (problem) say(problem);
+    },
+  );
+}
+
+async function begin() {
+  top(() => chart?.recolour());
+  chart = new Chart(place("chart"), series);
+  log = new LogView(place("log"), place("log-tools"), id);
+  listen(document.body, {
+    cancel: () => act("cancel", state.job).then(soon),
+    retry: () => act("retry", state.job).then(soon),
+    copy,
+    attempt(button) {
+      state.attempt = Number(button.dataset.number);
+      soon();
+    },
+  });
+  try {
+    state.job = await read(`jobs/${encodeURIComponent(id)}`);
+  } catch (problem) {
+    say(problem);
+    showLink("refused");
+    place("title").querySelector("h1").textContent = problem.status === 404 ? "No such job" : "Job";
+    place("verdict").hidden = problem.status === 404;
+    if (problem.status === 404) {
+      document.querySelector(".columns").hidden = true;
+      return;
+    }
+  }
+  read("session", {}, { stay: true }).then(
+    (session) => {
+      state.session = session;
+      signedIn(session.by_session ?? false);
+      soon();
+    },
+    () => null,
+  );
+  follow();
+  refreshReplicas();
+  setInterval(refreshReplicas, 3000);
+  everySecond(soon);
+  soon();
+}
+
+begin();

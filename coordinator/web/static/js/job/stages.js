@@ -1,0 +1,68 @@
+// The eight gates in their order: state, what was seen, how long it took, and the measured figures.
+
+import { now } from "../shared/api.js";
+import { el, plain } from "../shared/dom.js";
+import { between, duration, ticking } from "../shared/format.js";
+import { mark, STAGES, TERMINAL } from "../shared/states.js";
+import { figures } from "./figures.js";
+
+const NAMES = {
+  gather: ["Gather", "Replicas register"],
+  match: ["Match", "Their GPUs and versions are compared"],
+  tcp: ["TCP", "Every link, both ways"],
+  collective: ["Collective", "all_reduce among all ranks"],
+  prepare: ["Prepare", "The data is tokenised"],
+  train: ["Train", "All ranks, at the same time"],
+  collect: ["Collect", "The result is hashed and verified"],
+  compare: ["Compare", "Base and tuned model answer"],
+};
+const WORDS = { waiting: "waiting", running: "running", passed: "passed", failed: "failed", skipped: "skipped" };
+
+/** Before the first attempt only gathering happens, and the job's verdict tells of it. */
+function withoutAttempt(job) {
+  const first = job.state === "cancelled" ? "skipped" : job.state === "failed" ? "failed" : "running";
+  return STAGES.map((stage) => ({
+    stage,
+    state: stage === "gather" ? first : "waiting",
+    started_at: stage === "gather" && first === "running" ? job.created_at : null,
+    ended_at: null,
+    summary: stage === "gather" ? job.verdict : "",
+    figures: {},
+  }));
+}
+
+function took(stage, over) {
+  if (!stage.started_at) return "";
+  if (stage.ended_at) return duration(between(stage.started_at, stage.ended_at));
+  // A stage without an end in a job that is over was cut off: no clock runs for it.
+  return stage.state === "running" && !over ? ticking(between(stage.started_at, now())) : "";
+}
+
+function row(stage, over) {
+  const [name, about] = NAMES[stage.stage] ?? [stage.stage, ""];
+  const state = stage.state === "running" && over ? "skipped" : stage.state;
+  const measured = figures(stage.figures ?? {});
+  return el(
+    "li",
+    { class: "stage", key: stage.stage, "data-state": state, "aria-current": state === "running" ? "step" : null },
+    mark(state),
+    el(
+      "div",
+      { class: "stage-body" },
+      el(
+        "div",
+        { class: "stage-head" },
+        el("span", { class: "stage-name" }, name, el("span", { class: "visually-hidden" }, `, ${WORDS[state]}`)),
+        el("span", { class: "stage-time figure" }, took(stage, over)),
+      ),
+      el("p", { class: "stage-summary" }, plain(stage.summary || about)),
+      measured.length > 0 && el("details", {}, el("summary", {}, "Figures"), el("dl", { class: "pairs" }, measured)),
+    ),
+  );
+}
+
+/** The list of stages of `attempt` (null: none has begun). */
+export function stages(job, attempt) {
+  const over = attempt ? attempt.state === "ended" : TERMINAL.has(job.state);
+  return (attempt?.stages.length ? attempt.stages : withoutAttempt(job)).map((stage) => row(stage, over));
+}
