@@ -15,7 +15,8 @@ from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection
 
-_INT64 = 1 << 63
+INT32 = 1 << 31
+INT64 = 1 << 63
 
 
 class Cursor(Protocol):
@@ -61,7 +62,7 @@ def plain(text: str) -> str:
 
 def int64(number: int | None) -> int | None:
     """The number, or None if no database column can hold it."""
-    return number if number is not None and -_INT64 <= number < _INT64 else None
+    return number if number is not None and -INT64 <= number < INT64 else None
 
 
 def _driver(c: Connection) -> Driver:

@@ -136,8 +136,9 @@ class Writer:
             self.figures.reruns += 1
             if self._connection is None and is_database_error(error):
                 return self._together(group)  # the server had gone away; it may be back
-            if len(group) == 1:
+            if len(group) == 1 and not is_database_error(error):
                 return [Outcome(error=self.explain(error))]
+            # Also a lone one: what it believed of a stream may have been out of date (see pending.py).
             return self._one_by_one(group)
 
     def _together(self, group: Sequence[Waiting]) -> list[Outcome]:

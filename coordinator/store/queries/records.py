@@ -33,7 +33,10 @@ _NEWEST = text(
 
 
 def insert_metrics(c: Connection, new: Sequence[rows.NewMetric]) -> None:
-    """Keep progress records. They are written with the others of the group, in the order given."""
+    """Keep progress records. They are written with the others of the group, in the order given.
+
+    A rank that no column can hold is nobody's: such a record is passed over (its bytes are in the stream).
+    """
     pending.of(c).metrics.extend(
         (
             m.job_id,
@@ -44,6 +47,7 @@ def insert_metrics(c: Connection, new: Sequence[rows.NewMetric]) -> None:
             m.record if isinstance(m.record, str) else driver.json_text(m.record),
         )
         for m in new
+        if 0 <= m.rank < driver.INT32
     )
 
 
