@@ -1,0 +1,43 @@
+"""Which probes each replica makes. Called by `stages.py` when an attempt enters tcp or collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.core.protocol import Member
+
+# The usual port of torchrun and accelerate first, then some above it, below the range the kernel hands out
+# for outgoing connections (32768 up).
+PORT_CANDIDATES: tuple[int, ...] = (29500, 29501, 29502, 29503, 29510, 29600, 30500, 31500)
+
+_SAMPLE_ALL_UP_TO = (
+    8  # replicas; above, only some links carry the whole payload: N×N of them would be a load test
+)
+_SAMPLED_PEERS = 4  # links sampled from each replica then; every replica is also the target of as many
+
+
+def tcp_targets(members: Sequence[Member]) -> Mapping[str, tuple[Member, ...]]:
+    """For each replica its peers, each beginning with the one after itself.
+
+    So that not all of them knock at rank 0 first.
+    """
+    return {member.replica_id: (*members[at + 1 :], *members[:at]) for at, member in enumerate(members)}
+
+
+def sampled(members: Sequence[Member]) -> Mapping[str, tuple[str, ...] | None]:
+    """`TcpTask.sampled` for each replica: peers at distances 1, 2, 4 … in rank order; None: all of them."""
+    count = len(members)
+    if count <= _SAMPLE_ALL_UP_TO:
+        return {member.replica_id: None for member in members}
+    steps = [1 << power for power in range(_SAMPLED_PEERS)]
+    return {
+        member.replica_id: tuple(members[(at + step) % count].replica_id for step in steps)
+        for at, member in enumerate(members)
+    }
+
+
+def port_candidates(preferred: int | None = None) -> tuple[int, ...]:
+    """Rendezvous ports in the order to try; `preferred` comes first."""
+    if preferred is None:
+        return PORT_CANDIDATES
+    return (preferred, *(port for port in PORT_CANDIDATES if port != preferred))
