@@ -1,0 +1,256 @@
+"""The Axolotl plugin that tells where the training is, on every rank. Named in every rendered config.
+
+Axolotl loads `agent.plugin.ProgressPlugin` and calls its hooks; the numbers come from a `TrainerCallback`
+and leave as `protocol.ProgressRecord` lines. World size, steps and batches are reported as the training
+itself sees them, which is how the coordinator notices machines that train alone or on different data.
+Cheap (one write per log, at most one a second otherwise), and never an exception into the training.
+"""
+
+# ruff: noqa: ARG002 - the signatures of the hooks are Axolotl's and transformers'
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
+
+import torch
+from axolotl.integrations.base import BasePlugin
+from transformers import TrainerCallback
+
+from agent.progress import ProgressWriter, now_at
+from coordinator.core.protocol import ProgressRecord
+
+# A sign of life between two logs, for a watchdog that judges within 60 s; rarer would be vague, more is waste.
+HEARTBEAT_S = 1.0
+
+P = ParamSpec("P")
+
+
+def _never_raises(hook: Callable[P, None]) -> Callable[P, None]:
+    """Progress is a courtesy: whatever goes wrong in telling it, the training goes on."""
+
+    @functools.wraps(hook)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            print(f"rankcall: {hook.__name__} failed: {type(error).__name__}: {error}", file=sys.stderr)
+
+    return guarded
+
+
+class Progress:
+    """What this process has said so far, and how it says more."""
+
+    def __init__(self) -> None:
+        self.writer = ProgressWriter(int(os.environ.get("LOCAL_RANK", "0") or 0))
+        self.phase = ""
+        self.said_at = 0.0
+
+    def say(self, kind: Any, **values: Any) -> None:
+        self.said_at = now_at()
+        self.writer.write(
+            ProgressRecord(
+                type=kind, at=self.said_at, rank=_rank(), local_rank=self.writer.local_rank, **values
+            )
+        )
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self.say("phase", phase=phase, step=step)
+
+    def alive(self, kind: Any, **values: Any) -> None:
+        """Says it only where nothing was said for `HEARTBEAT_S`."""
+        if now_at() - self.said_at >= HEARTBEAT_S:
+            self.say(kind, **values)
+
+
+class ProgressPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no types
+    """`plugins: [agent.plugin.ProgressPlugin]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.progress: Progress | None = None
+        self.trained = False
+
+    @_never_raises
+    def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
+        """Loads none; tells that the data's turn has come."""
+        if not preprocess:
+            self.progress = Progress()
+            self.progress.enter("data")
+
+    @_never_raises
+    def pre_model_load(self, cfg: Any) -> None:
+        if self.progress:
+            self.progress.enter("load")
+
+    def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[TrainerCallback]:
+        if self.progress is None:
+            return []
+        return [ProgressCallback(self.progress, trainer, bool(cfg.sample_packing))]
+
+    @_never_raises
+    def post_train(self, cfg: Any, model: Any) -> None:
+        """Axolotl calls it twice: when the trainer has returned, and when the model is saved."""
+        if self.progress:
+            self.progress.enter("done" if self.trained else "save")
+            self.trained = True
+
+
+class ProgressCallback(TrainerCallback):  # type: ignore[misc]
+    """Turns the trainer's events into records. `trainer` is asked for sizes once, at the start."""
+
+    def __init__(self, progress: Progress, trainer: Any, packing: bool) -> None:
+        self.progress = progress
+        self.trainer = trainer
+        self.packing = packing
+        self.timed_step = 0
+        self.timed_at = 0.0
+        self.final: dict[str, float | None] = {}
+
+    @_never_raises
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainable, everything = _parameters(self.trainer.model)
+        self.progress.say(
+            "start",
+            world_size=_world_size(),
+            step=state.global_step,
+            total_steps=state.max_steps,
+            trainable_parameters=trainable,
+            all_parameters=everything,
+            packing=self.packing,
+            batches=_length(kwargs.get("train_dataloader")),
+            memory_total_bytes=_memory()[1],
+        )
+        self.progress.enter("train", state.global_step)
+        self.timed_step, self.timed_at = state.global_step, now_at()
+
+    @_never_raises
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not control.should_log:
+            self.progress.alive("log", step=state.global_step, epoch=state.epoch)
+        if control.should_evaluate:
+            self.progress.enter("evaluate", state.global_step)
+        elif control.should_save:
+            self.progress.enter("save", state.global_step)
+
+    @_never_raises
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.enter("evaluate", state.global_step)
+        self.progress.alive("phase", phase="evaluate", step=state.global_step)
+
+    @_never_raises
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.enter("save" if control.should_save else "train", state.global_step)
+
+    @_never_raises
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.enter("train", state.global_step)
+
+    @_never_raises
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        logs = logs or {}
+        if "train_runtime" in logs:
+            self.final = {
+                "train_loss": _number(logs, "train_loss"),
+                "train_runtime_s": _number(logs, "train_runtime"),
+            }
+        elif "eval_loss" in logs:
+            loss = _number(logs, "eval_loss")
+            self.progress.say(
+                "eval",
+                step=state.global_step,
+                epoch=state.epoch,
+                eval_loss=loss,
+                perplexity=_number(logs, "eval_ppl") or _perplexity(loss),
+            )
+        elif "loss" in logs:
+            self._say_log(state, logs)
+
+    def _say_log(self, state: Any, logs: Mapping[str, Any]) -> None:
+        loss = _number(logs, "loss")
+        per_gpu = _number(logs, "tokens/train_per_sec_per_gpu")
+        used, total = _memory()
+        step, at = state.global_step, now_at()
+        step_s = None
+        if step > self.timed_step:
+            step_s = (at - self.timed_at) / (step - self.timed_step)
+            self.timed_step, self.timed_at = step, at
+        self.progress.say(
+            "log",
+            step=step,
+            total_steps=state.max_steps,
+            epoch=state.epoch,
+            loss=loss,
+            perplexity=_number(logs, "ppl") or _perplexity(loss),
+            learning_rate=_number(logs, "learning_rate"),
+            grad_norm=_number(logs, "grad_norm"),
+            tokens_per_s=None if per_gpu is None else per_gpu * _world_size(),
+            memory_bytes=used,
+            memory_total_bytes=total,
+            step_s=step_s,
+        )
+
+    @_never_raises
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.say("end", step=state.global_step, total_steps=state.max_steps, **self.final)
+
+
+def _distributed() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if _distributed() else 1
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if _distributed() else int(os.environ.get("RANK", "0") or 0)
+
+
+def _parameters(model: Any) -> tuple[int, int]:
+    """Trainable and all parameters, also where ZeRO-3 has left this rank an empty shell of each."""
+    trainable = everything = 0
+    for parameter in model.parameters():
+        count = int(getattr(parameter, "ds_numel", 0) or parameter.numel())
+        if type(parameter).__name__ == "Params4bit":
+            count *= 2 * int(parameter.element_size())
+        everything += count
+        trainable += count if parameter.requires_grad else 0
+    return trainable, everything
+
+
+def _memory() -> tuple[int | None, int | None]:
+    """Bytes this process holds at its peak, and how many there are: of the GPU, or of the machine without one."""
+    if torch.cuda.is_available():
+        device = torch.cuda.current_device()
+        return torch.cuda.max_memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
+    import resource
+
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, total
+
+
+def _length(dataloader: Any) -> int | None:
+    try:
+        return len(dataloader)
+    except TypeError:  # a stream has none
+        return None
+
+
+def _number(logs: Mapping[str, Any], key: str) -> float | None:
+    try:
+        value = float(logs[key])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _perplexity(loss: float | None) -> float | None:
+    return math.exp(loss) if loss is not None and loss < 700 else None

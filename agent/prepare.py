@@ -1,0 +1,99 @@
+"""`axolotl preprocess`, and a note of what it prepared: `python -m agent.prepare AXOLOTL_YAML`.
+
+Run on each replica in the prepare stage. Leaves `$RANKCALL_ATTEMPT_DIR/prepare-result.json` with the number
+of rows and a digest of their content, equal on replicas whose data is equal: data that differs is found
+here, and not by a hang at the end of the shorter replica's epoch.
+
+Nothing but the standard library is imported at the top, on purpose: `datasets` starts its writers by
+`spawn`, which imports this module again in each, and with Axolotl at the top that costs ten seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULT = "prepare-result.json"
+ROWS_PER_BATCH = 1000
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1 or not Path(arguments[0]).is_file():
+        print("usage: python -m agent.prepare AXOLOTL_YAML", file=sys.stderr)
+        return 2
+    from axolotl.cli import preprocess
+
+    noted: dict[str, Any] = {"rows": None, "eval_rows": None, "digest": None}
+    for name in ("load_datasets", "load_preference_datasets"):
+        if hasattr(preprocess, name):
+            setattr(preprocess, name, _noting(getattr(preprocess, name), noted))
+    # Axolotl parses the command line a second time for its own flags.
+    sys.argv = ["axolotl preprocess"]
+    preprocess.do_cli(config=arguments[0])
+    _leave(noted)
+    return 0
+
+
+def _noting(load: Callable[..., Any], noted: dict[str, Any]) -> Callable[..., Any]:
+    """`load`, and then the rows and the digest of what it returned."""
+
+    def load_and_note(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        noted.update(describe(loaded.train_dataset, loaded.eval_dataset))
+        return loaded
+
+    return load_and_note
+
+
+def describe(train: Any, evaluation: Any) -> dict[str, Any]:
+    """Rows and one digest of two datasets; None where a dataset is a stream and has neither."""
+    if not hasattr(train, "__len__"):
+        return {"rows": None, "eval_rows": None, "digest": None}
+    digest = hashlib.sha256()
+    for dataset in (train, evaluation):
+        if dataset is not None and hasattr(dataset, "__len__"):
+            _hash_rows(dataset, digest)
+    return {
+        "rows": len(train),
+        "eval_rows": None if evaluation is None else len(evaluation),
+        "digest": digest.hexdigest(),
+    }
+
+
+def _hash_rows(dataset: Any, digest: Any) -> None:
+    """The content, row by row and column by column, whatever the files and chunks it lies in."""
+    import pyarrow as arrow  # type: ignore[import-untyped]
+
+    columns = sorted(dataset.column_names)
+    digest.update(json.dumps([len(dataset), columns]).encode())
+    for table in dataset.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):
+        for name in columns:
+            column = table.column(name).combine_chunks()
+            kind = column.type
+            is_list = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
+            if is_list and arrow.types.is_integer(kind.value_type):
+                digest.update(column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False).tobytes())
+                values = column.flatten().cast(arrow.int64()).fill_null(-(2**63))
+                digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+            else:
+                digest.update(json.dumps(column.to_pylist(), default=str).encode())
+
+
+def _leave(noted: dict[str, Any]) -> None:
+    folder = os.environ.get("RANKCALL_ATTEMPT_DIR")
+    if not folder:
+        print(json.dumps(noted))
+        return
+    path = Path(folder) / RESULT
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(noted))
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
