@@ -33,16 +33,11 @@ from coordinator.core.process import (
     start,
     tree,
 )
+from coordinator.core.tied import tied
 from coordinator.core.whereabouts import BadHint, Hints, Place, Undecided, hints_of, http_url
 from coordinator.listeners import listener_of
 from coordinator.role import RoleWatch
 
-# Runs before the real program: asks for SIGTERM when the supervisor dies (prctl PR_SET_PDEATHSIG, kept over
-# exec), and goes at once when it has died already.
-_TIED = (
-    "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15,0,0,0);"
-    "os.getppid()==int(sys.argv[1]) or sys.exit(1);os.execv(sys.argv[2],sys.argv[2:])"
-)
 _PR_SET_CHILD_SUBREAPER = 36
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  (compared with, never bound)
 
@@ -191,9 +186,8 @@ class Supervisor:
 
     def _start(self, service: Service, now_s: float) -> None:
         argv = [sys.executable, "-m", service.module]
-        tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
         try:
-            service.running = start(tied, environment=service.environment, output=None)
+            service.running = start(tied(argv), environment=service.environment, output=None)
         except OSError as error:
             self._died(service, f"cannot be started: {error.strerror or error}", now_s)
             return

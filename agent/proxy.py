@@ -1,0 +1,266 @@
+"""Serves the coordinator's page and API from this replica: `python -m agent.proxy`, started by `rankcall up`.
+
+A platform exposes one port of the whole deployment and sends a visitor to any replica, so every replica that
+is not the master answers there by passing on. Bytes go through as they are (nothing is buffered, so event
+streams, followed logs and downloads arrive as they come), with the visitor's own credentials: the proxy has
+none. Raw ASGI on uvicorn; FastAPI is not loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import httpx
+
+from agent.discovery import coordinator_url
+from agent.settings import AgentSettings, SettingsError
+from coordinator.core.whereabouts import BadHint, Undecided
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Locate = Callable[[], Awaitable[str | Undecided]]
+
+# Headers that belong to one connection (RFC 9110 §7.6.1), and those each side writes anew.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_CONNECT_S = 5.0
+# Held reads answer within 20 s and event streams send a comment every 15 s; what is silent longer is dead.
+_SILENT_S = 120.0
+_MOST_CONNECTIONS = 512
+_PASSED_THROUGH = b"x-rankcall-passed-through"
+
+
+class Proxy:
+    """The ASGI application. `locate` says where the coordinator is now; it is asked again after a failure."""
+
+    def __init__(self, locate: Locate) -> None:
+        self._locate = locate
+        self._url: str | None = None
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(_SILENT_S, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=32),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._pass_on(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1011})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._client.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(name == _PASSED_THROUGH for name, _ in scope["headers"]):
+            await _refuse(send, 508, "The coordinator's address leads back to a replica's proxy.")
+            return
+        url = self._url or await self._located()
+        if isinstance(url, Undecided):
+            await _refuse(send, 503, f"The coordinator is not known yet: {url.why}.")
+            return
+        try:
+            response = await self._client.send(_request(self._client, url, scope, receive), stream=True)
+        except httpx.HTTPError as error:
+            self._url = None
+            await _refuse(send, 502, f"The coordinator at {url} cannot be reached: {_words(error)}.")
+            return
+        self._url = url
+        try:
+            await _answer(response, receive, send, head=scope["method"] == "HEAD")
+        finally:
+            await response.aclose()
+
+    async def _located(self) -> str | Undecided:
+        try:
+            return await self._locate()
+        except BadHint as error:
+            return Undecided(str(error))
+
+
+def _request(client: httpx.AsyncClient, url: str, scope: Scope, receive: Receive) -> httpx.Request:
+    path = scope.get("raw_path") or scope["path"].encode()
+    query = b"?" + scope["query_string"] if scope["query_string"] else b""
+    headers = [*_end_to_end(scope["headers"]), *_forwarded(scope), (_PASSED_THROUGH, b"1")]
+    names = {name for name, _ in headers}
+    has_body = b"content-length" in names or any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    target = httpx.URL(url).copy_with(raw_path=path + query)
+    return httpx.Request(
+        scope["method"],
+        target,
+        headers=headers,
+        content=_body(receive) if has_body else None,
+        extensions={"timeout": client.timeout.as_dict()},
+    )
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Without what belongs to one connection, and what its Connection header says belongs to it."""
+    listed = list(headers)
+    named = {
+        token.strip().lower()
+        for name, value in listed
+        if name.lower() == b"connection"
+        for token in value.split(b",")
+    }
+    return [(name, value) for name, value in listed if name.lower() not in _HOP_BY_HOP | named]
+
+
+def _forwarded(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Who asked. A visitor's own claim about that is kept in front, as every proxy does."""
+    client = scope.get("client")
+    if not client:
+        return []
+    before = [value for name, value in scope["headers"] if name.lower() == b"x-forwarded-for"]
+    return [(b"x-forwarded-for", b", ".join([*before, str(client[0]).encode("latin-1")]))]
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise httpx.ReadError("the visitor left")
+        if body := message.get("body"):
+            yield body
+        if not message.get("more_body"):
+            return
+
+
+async def _answer(response: httpx.Response, receive: Receive, send: Send, *, head: bool) -> None:
+    """Passes the answer on piece by piece, as the visitor takes it; a visitor that leaves ends it."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": _end_to_end(response.headers.raw),
+        }
+    )
+    gone = asyncio.ensure_future(_left(receive))
+    sending = asyncio.ensure_future(_pieces(response, send, head=head))
+    try:
+        await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    finally:
+        for task in (gone, sending):
+            task.cancel()
+        await asyncio.gather(gone, sending, return_exceptions=True)
+
+
+async def _pieces(response: httpx.Response, send: Send, *, head: bool) -> None:
+    if not head:
+        async for piece in response.aiter_raw():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refuse(send: Send, status: int, detail: str) -> None:
+    problem = {
+        "type": "about:blank",
+        "title": "The coordinator does not answer",
+        "status": status,
+        "detail": detail,
+        "hint": "This replica only passes requests on; look whether the master replica is up, and try again.",
+    }
+    headers = [(b"content-type", b"application/problem+json"), (b"cache-control", b"no-store")]
+    if status == 503:
+        headers.append((b"retry-after", b"2"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(problem).encode()})
+
+
+def _words(error: Exception) -> str:
+    inner: BaseException = error
+    while (cause := inner.__cause__ or inner.__context__) is not None:
+        inner = cause
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror.lower()
+    return (
+        "no answer in time"
+        if isinstance(error, httpx.TimeoutException)
+        else str(error) or type(error).__name__
+    )
+
+
+def bind_address(settings: AgentSettings, host: str | None) -> str:
+    """Where to listen, by the coordinator's rule: this machine only while there is no token."""
+    if host:
+        return host
+    if settings.token is None:
+        address = settings.address or "127.0.0.1"
+        return address if ipaddress.ip_address(address).is_loopback else "127.0.0.1"
+    return "0.0.0.0"  # noqa: S104  (the deployment's one exposed port; the coordinator asks for the token)
+
+
+async def serve(settings: AgentSettings, host: str | None) -> None:
+    """Until SIGTERM or SIGINT."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        pass
+
+    async def locate() -> str | Undecided:
+        return await coordinator_url(settings)
+
+    config = uvicorn.Config(
+        Proxy(locate),
+        host=bind_address(settings, host),
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,
+    )
+    await Server(config).serve()
+
+
+def main() -> int:
+    import os
+
+    try:
+        settings = AgentSettings.from_environment()
+    except SettingsError as error:
+        print(f"rankcall proxy: {error}", file=sys.stderr)
+        return 2
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(settings, os.environ.get("RANKCALL_HOST") or None))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

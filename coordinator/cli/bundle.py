@@ -1,0 +1,201 @@
+"""The files that travel with a submission: what the config names relative to its own folder.
+
+Axolotl reads paths relative to where it runs, which on a replica is a folder with exactly these files. A
+name that may as well be one on the Hugging Face hub is taken for that unless such a file is there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from coordinator.cli.console import size
+from coordinator.cli.exits import Exit, Stop
+from coordinator.core.protocol import BundleFile
+
+LIMIT_BYTES = 64 << 20
+LIMIT_FILES = 1024
+
+_DATA_SUFFIXES = frozenset({".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".gz", ".zst"})
+# `path: json, data_files: …` names one of the datasets library's builders, not a place.
+_BUILDERS = frozenset({"json", "csv", "parquet", "arrow", "text", "pandas", "xml"})
+_DATASET_LISTS = ("datasets", "test_datasets", "pretraining_dataset")
+_DATA_FILE_KEYS = ("data_files", "split_data_files")
+# Folders or files that may also be names on the hub.
+_MODEL_KEYS = ("base_model", "base_model_config", "tokenizer_config", "processor_config", "lora_model_dir")
+_UNWANTED = frozenset({".git", "__pycache__", ".cache", ".ipynb_checkpoints"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One path a config names. `must_exist`: it cannot be anything else than a file beside the config."""
+
+    key: str
+    path: str
+    must_exist: bool
+
+
+def references(config: Mapping[str, object]) -> Iterator[Reference]:
+    """Every path in an Axolotl config that may lie beside it."""
+    for name in _DATASET_LISTS:
+        entries = config.get(name)
+        for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            where = f"{name}.{index}" if isinstance(entries, list) else name
+            if isinstance(entry, Mapping):
+                yield from _dataset(where, entry)
+            elif isinstance(entry, str):
+                yield Reference(where, entry, _is_local(entry))
+    deepspeed = config.get("deepspeed")
+    if isinstance(deepspeed, str):
+        yield Reference("deepspeed", deepspeed, must_exist=True)
+    template = config.get("chat_template_jinja")
+    if isinstance(template, str) and _is_template_path(template):
+        yield Reference("chat_template_jinja", template, must_exist=True)
+    for key in _MODEL_KEYS:
+        value = config.get(key)
+        if isinstance(value, str):
+            yield Reference(key, value, value.startswith(("./", "../")))
+
+
+def _dataset(where: str, entry: Mapping[object, object]) -> Iterator[Reference]:
+    path = entry.get("path")
+    beside = isinstance(path, str) and path in _BUILDERS
+    if isinstance(path, str) and not beside:
+        yield Reference(f"{where}.path", path, _is_local(path))
+    for key in _DATA_FILE_KEYS:
+        files = entry.get(key)
+        for index, name in enumerate(files if isinstance(files, list) else [files]):
+            if isinstance(name, str):
+                at = f"{where}.{key}.{index}" if isinstance(files, list) else f"{where}.{key}"
+                yield Reference(at, name, beside and "*" not in name and "://" not in name)
+    template = entry.get("chat_template_jinja")
+    if isinstance(template, str) and _is_template_path(template):
+        yield Reference(f"{where}.chat_template_jinja", template, must_exist=True)
+
+
+def _is_local(path: str) -> bool:
+    """Whether it can only be a file here: hub names have no such suffix and no leading dot."""
+    if "://" in path or path.startswith("/"):
+        return False
+    return path.startswith(("./", "../", "~")) or PurePosixPath(path).suffix.lower() in _DATA_SUFFIXES
+
+
+def _is_template_path(text: str) -> bool:
+    return "\n" not in text and "{" not in text and len(text) < 1024
+
+
+def collect(
+    folder: Path, config: Mapping[str, object], more: tuple[Reference, ...] = ()
+) -> tuple[BundleFile, ...]:
+    """Reads the files a config names, relative to `folder`.
+
+    Args:
+        more: references of other files of the submission (`deepspeed_config_file` of an accelerate file).
+
+    Raises:
+        Stop: for a file that is missing, lies outside the folder, or makes the bundle too large.
+    """
+    found: dict[str, Path] = {}
+    for reference in (*references(config), *more):
+        for relative, path in _files(folder, reference):
+            found.setdefault(relative, path)
+    if len(found) > LIMIT_FILES:
+        raise Stop(
+            Exit.FAILED,
+            f"The config names {len(found)} files; at most {LIMIT_FILES} travel with a submission.",
+            hint=_ELSEWHERE,
+        )
+    return _read(found)
+
+
+_ELSEWHERE = (
+    "Put large data on a volume that all replicas mount and name it by its absolute path (under "
+    "RANKCALL_DATA_ROOTS), or on the Hugging Face hub."
+)
+
+
+def _files(folder: Path, reference: Reference) -> Iterator[tuple[str, Path]]:
+    name = reference.path
+    if not name or name.startswith(("/", "~")) or "://" in name or "\0" in name:
+        return  # absolute paths must be on the replicas; the submission's check says so if they may not
+    path = folder / name
+    if not os.path.lexists(path):
+        if reference.must_exist:
+            raise _missing(folder, reference)
+        return
+    base, real = folder.resolve(), path.resolve()
+    if not real.is_relative_to(base) or real == base:
+        raise Stop(
+            Exit.FAILED,
+            f"{reference.key}: {name} lies outside the config's folder {base}.",
+            hint="Only files in the config's own folder travel with it; move the config or the file.",
+        )
+    if real.is_dir():
+        yield from _tree(base, real, PurePosixPath(os.path.normpath(name)))
+    elif real.is_file():
+        yield os.path.normpath(name), real
+    else:
+        raise Stop(Exit.FAILED, f"{reference.key}: {name} is neither a file nor a folder.")
+
+
+def _tree(base: Path, root: Path, name: PurePosixPath) -> Iterator[tuple[str, Path]]:
+    """All files below a folder, under the name it was given; what links out of the config's folder is left out."""
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root)
+        if _UNWANTED.intersection(relative.parts) or not path.is_file():
+            continue
+        if path.resolve().is_relative_to(base):
+            yield str(name / relative.as_posix()), path
+
+
+def _read(found: Mapping[str, Path]) -> tuple[BundleFile, ...]:
+    sizes = {name: path.stat().st_size for name, path in found.items()}
+    total = sum(sizes.values())
+    if total > LIMIT_BYTES:
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+        named = ", ".join(f"{name} ({size(count)})" for name, count in largest)
+        raise Stop(
+            Exit.FAILED,
+            f"The files that travel with the config are {size(total)}; the limit is {size(LIMIT_BYTES)}. "
+            f"The largest: {named}.",
+            hint=_ELSEWHERE,
+        )
+    try:
+        return tuple(BundleFile(path=name, data=path.read_bytes()) for name, path in found.items())
+    except OSError as error:
+        raise Stop(Exit.FAILED, f"{error.filename} cannot be read: {error.strerror}.") from None
+
+
+def _missing(folder: Path, reference: Reference) -> Stop:
+    near = near_names(folder, reference.path)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Paths are relative to {folder.resolve()}."
+    if not near and Path(reference.path).exists():
+        hint = f"There is one in the current directory, but paths are relative to the config: {folder.resolve()}."
+    return Stop(Exit.FAILED, f"{reference.key}: there is no file {reference.path}.", hint=hint)
+
+
+def near_names(folder: Path, wanted: str, count: int = 3) -> list[str]:
+    """Names of files that exist and resemble the wanted one: in its folder first, then below the config's."""
+    pure = PurePosixPath(wanted)
+    beside = folder / pure.parent
+    names = [str(pure.parent / entry.name) for entry in _listed(beside)]
+    near = difflib.get_close_matches(str(pure), names, n=count, cutoff=0.6)
+    if near:
+        return near
+    elsewhere = [
+        str(path.relative_to(folder))
+        for entry in _listed(folder)
+        for path in (entry, *(_listed(entry) if entry.is_dir() else ()))
+    ]
+    same_name = [name for name in elsewhere if PurePosixPath(name).name == pure.name]
+    return same_name[:count] or difflib.get_close_matches(str(pure), elsewhere, n=count, cutoff=0.6)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())[:2000]
+    except OSError:
+        return []

@@ -1,0 +1,132 @@
+"""What a user sees: data on stdout, talk on stderr, colours only for a terminal that wants them (NO_COLOR).
+
+Everything that came from outside (names, logs, findings, answers of a model) goes through `plain`, so
+that it can neither colour nor move the cursor of the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+    from coordinator.core.protocol import Finding
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+# Where nobody looks at a terminal, a table is as wide as its content.
+_PIPE_WIDTH = 10_000
+
+
+@cache
+def talk() -> Console:
+    """Progress, findings and errors."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
+
+
+@cache
+def paper() -> Console:
+    """Data."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def plain(text: object) -> str:
+    """The text without control characters (line breaks and tabs stay) and direction marks."""
+    return _CONTROL.sub("\ufffd", str(text))
+
+
+def say(text: str, style: str = "") -> None:
+    """One line of talk, exactly as it is written."""
+    talk().print(plain(text), style=style or None, markup=False, soft_wrap=True)
+
+
+def write(text: str, style: str = "") -> None:
+    """A line of data."""
+    paper().print(plain(text), style=style or None, markup=False, soft_wrap=True)
+
+
+def write_json(value: BaseModel | Sequence[BaseModel] | object) -> None:
+    """One JSON document on stdout."""
+    from pydantic import BaseModel
+
+    if isinstance(value, BaseModel):
+        text = value.model_dump_json(indent=2)
+    elif isinstance(value, list | tuple) and all(isinstance(item, BaseModel) for item in value):
+        text = json.dumps([item.model_dump(mode="json") for item in value], indent=2, ensure_ascii=False)
+    else:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table of data: a heading and a row per line, columns two blanks apart."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    paper().print(table)
+
+
+def finding_lines(finding: Finding) -> Iterable[tuple[str, str]]:
+    """(text, style) lines of one finding: where, what, and what to do."""
+    where = ":".join(
+        str(part) for part in (finding.file, finding.line, finding.key) if part is not None and part != ""
+    )
+    who = f" replica {finding.replica}" if finding.replica else ""
+    place = f" {where}" if where else ""
+    yield (
+        f"{finding.severity} {finding.code}{who}{place}: {finding.message}",
+        _SEVERITY_STYLE.get(finding.severity, ""),
+    )
+    if finding.hint:
+        yield f"  → {finding.hint}", "dim"
+
+
+def say_finding(finding: Finding) -> None:
+    for text, style in finding_lines(finding):
+        say(text, style)
+
+
+def size(count: float) -> str:
+    """Bytes for humans: 512 B, 4.0 KiB, 8.5 GiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        count /= 1024
+        if count < 1024 or unit == "TiB":
+            return f"{count:.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """42 s, 3:07, 2:03:04."""
+    if seconds is None or seconds < 0:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def clock(at: datetime | None) -> str:
+    """An instant in the reader's own time zone, to the second."""
+    return "–" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")

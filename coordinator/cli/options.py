@@ -1,0 +1,36 @@
+"""Options that several verbs share, each written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The Axolotl configuration (YAML).")]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, max=4096, help="Replicas to train on [default: all there are]."),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus-per-node",
+        min=0,
+        max=64,
+        help="GPUs of each replica; 0 trains on the CPU [default: all it has].",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config (a.b=value). Repeatable."),
+]
+Accelerate = Annotated[
+    Path | None, typer.Option("--accelerate", metavar="FILE", help="An accelerate configuration of your own.")
+]
+Deepspeed = Annotated[
+    Path | None, typer.Option("--deepspeed", metavar="FILE", help="A DeepSpeed JSON of your own.")
+]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Follow it to its end; Ctrl-C detaches.")]

@@ -1,0 +1,173 @@
+"""The coordinator as the command line sees it: one method per route, errors as `Stop` with the right exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from coordinator.cli.exits import Exit, Stop
+from coordinator.core.http import Client, ProblemAnswer, ServerEvent, Timeouts, Unreachable
+from coordinator.core.views import (
+    CheckVerdict,
+    JobPage,
+    JobView,
+    ReplicaPage,
+    Submission,
+)
+from coordinator.core.whereabouts import BadHint, checked_url
+
+API = "/api/v1"
+# A submission carries up to 64 MiB of files over a home's uplink.
+_SUBMIT_TRANSFER_S = 600.0
+# The coordinator sends something (a comment at least) far more often than this.
+_FOLLOW_TRANSFER_S = 90.0
+
+
+def base_url(environment: Mapping[str, str] | None = None) -> str:
+    """RANKCALL_URL, else this machine's own port: every replica serves the coordinator's API there."""
+    known = os.environ if environment is None else environment
+    url = known.get("RANKCALL_URL", "").strip()
+    port = known.get("RANKCALL_PORT", "").strip() or "8000"
+    try:
+        return checked_url(url or f"http://127.0.0.1:{port}", "RANKCALL_URL")
+    except BadHint as error:
+        raise Stop(Exit.USAGE, str(error)) from None
+
+
+@contextmanager
+def failures_as_stops(what: str = "") -> Iterator[None]:
+    """Turns the client's exceptions into the end of the command. `what` names a thing that may not exist."""
+    try:
+        yield
+    except Unreachable as error:
+        raise Stop(
+            Exit.UNREACHABLE,
+            f"The coordinator at {error.url} cannot be reached: {error.reason}.",
+            hint="Is it running there (`rankcall up`)? RANKCALL_URL says where to look.",
+        ) from None
+    except ProblemAnswer as error:
+        raise stop_of(error, what) from None
+
+
+def stop_of(error: ProblemAnswer, what: str = "") -> Stop:
+    problem = error.problem
+    said = problem.detail or problem.title
+    if error.status in (401, 403):
+        hint = problem.hint or "Set RANKCALL_TOKEN to the deployment's token."
+        return Stop(Exit.UNREACHABLE, f"Not authorised: {said}", hint=hint, findings=error.findings)
+    if error.status == 404 and what:
+        return Stop(Exit.NOT_FOUND, f"There is no {what}.", hint=problem.hint or "")
+    code = Exit.NOT_FOUND if error.status == 404 else Exit.FAILED
+    if error.status in (400, 413, 422) and not error.findings:
+        code = Exit.USAGE
+    prefix = f"{error.code}: " if error.code else ""
+    return Stop(code, prefix + said, hint=problem.hint or "", findings=error.findings)
+
+
+class Remote:
+    """Use it in a `with`. Every method raises `Stop`, but `events` and `log`, whose caller reconnects."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self.url = base_url() if url is None else url
+        token = token or os.environ.get("RANKCALL_TOKEN") or os.environ.get("RANKCALL_VIEWER_TOKEN")
+        self._client = Client(self.url, token=token or None, timeouts=Timeouts())
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def submit(self, submission: Submission, idempotency_key: str) -> tuple[JobView, bool]:
+        """The job, and whether this call made it (an earlier one with the same key may have)."""
+        with failures_as_stops():
+            answer = self._client.request(
+                "POST",
+                f"{API}/jobs",
+                message=submission,
+                headers={"Idempotency-Key": idempotency_key},
+                transfer_s=_SUBMIT_TRANSFER_S,
+            )
+            return answer.parse(JobView), answer.status == 201
+
+    def jobs(self, *, limit: int = 50, cursor: str | None = None, state: str | None = None) -> JobPage:
+        with failures_as_stops():
+            parameters = {"limit": limit, "cursor": cursor, "state": state}
+            return self._client.request("GET", f"{API}/jobs", parameters=parameters).parse(JobPage)
+
+    def job(self, job_id: str) -> JobView:
+        with failures_as_stops(f"job {job_id}"):
+            return self._client.request("GET", _job(job_id)).parse(JobView)
+
+    def cancel(self, job_id: str) -> JobView:
+        return self._order(job_id, "cancel")
+
+    def retry(self, job_id: str) -> JobView:
+        return self._order(job_id, "retry")
+
+    def _order(self, job_id: str, what: str) -> JobView:
+        with failures_as_stops(f"job {job_id}"):
+            return self._client.request("POST", f"{_job(job_id)}/{what}").parse(JobView)
+
+    def replicas(self) -> ReplicaPage:
+        with failures_as_stops():
+            return self._client.request("GET", f"{API}/replicas").parse(ReplicaPage)
+
+    def check(self, submission: Submission) -> CheckVerdict:
+        with failures_as_stops():
+            answer = self._client.request(
+                "POST", f"{API}/checks", message=submission, transfer_s=_SUBMIT_TRANSFER_S
+            )
+            return answer.parse(CheckVerdict)
+
+    @contextmanager
+    def artifact(
+        self, job_id: str, artifact_id: str, offset: int
+    ) -> Iterator[tuple[Mapping[str, str], Iterator[bytes]]]:
+        """The bytes of an artifact from `offset` on, with the answer's headers."""
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        path = f"{_job(job_id)}/artifacts/{_part(artifact_id)}"
+        with self._client.stream("GET", path, headers=headers, transfer_s=_FOLLOW_TRANSFER_S) as answer:
+            yield answer
+
+    @contextmanager
+    def log(
+        self,
+        job_id: str,
+        *,
+        rank: int,
+        stream: str,
+        attempt: int | None,
+        offset: int,
+        follow: bool,
+    ) -> Iterator[tuple[Mapping[str, str], Iterator[bytes]]]:
+        """The bytes of one rank's stream from `offset` on."""
+        parameters: dict[str, str | int | None] = {
+            "rank": rank,
+            "stream": stream,
+            "attempt": attempt,
+            "offset": offset,
+            "follow": "1" if follow else None,
+        }
+        with self._client.stream(
+            "GET", f"{_job(job_id)}/logs", parameters=parameters, transfer_s=_FOLLOW_TRANSFER_S
+        ) as answer:
+            yield answer
+
+    def events(self, job_id: str, last_event_id: str | None) -> Iterator[ServerEvent]:
+        """What happens to a job, from where the last event left off."""
+        return self._client.events(
+            f"{_job(job_id)}/events", last_event_id=last_event_id, transfer_s=_FOLLOW_TRANSFER_S
+        )
+
+
+def _job(job_id: str) -> str:
+    return f"{API}/jobs/{_part(job_id)}"
+
+
+def _part(text: str) -> str:
+    """One component of a path, whatever the user typed."""
+    from urllib.parse import quote
+
+    return quote(text, safe="")

@@ -1,0 +1,159 @@
+"""A submission made from files and options, for `submit`, `check` and `render`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.cli.bundle import Reference, collect, near_names
+from coordinator.cli.exits import Exit, Stop
+
+if TYPE_CHECKING:
+    from coordinator.core.views import Deadlines, Submission, SubmittedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of the command line that make a submission."""
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    name: str | None = None
+    prompts: tuple[str, ...] = ()
+    prompts_file: Path | None = None
+    accelerate: Path | None = None
+    deepspeed: Path | None = None
+    attempts: int = 1
+    allow: tuple[str, ...] = ()
+    deadlines: tuple[str, ...] = ()
+
+
+def build(asked: Asked, *, bundled: bool = True) -> Submission:
+    """The submission; with `bundled`, the files it names are read and travel with it.
+
+    Raises:
+        Stop: naming the file, key or option that cannot be used.
+    """
+    from pydantic import ValidationError
+
+    from coordinator.core.views import Submission
+
+    text = read_text(asked.config, "config")
+    accelerate = _submitted(asked.accelerate, "--accelerate")
+    deepspeed = _submitted(asked.deepspeed, "--deepspeed")
+    folder = asked.config.parent
+    files = collect(folder, _effective(asked, text), _of_accelerate(accelerate)) if bundled else ()
+    try:
+        return Submission(
+            name=asked.name,
+            config=text,
+            config_name=asked.config.name,
+            overrides=asked.overrides,
+            nodes=asked.nodes,
+            gpus_per_node=asked.gpus_per_node,
+            prompts=(*asked.prompts, *_prompts(asked.prompts_file)),
+            files=files,
+            accelerate=accelerate,
+            deepspeed=deepspeed,
+            max_attempts=asked.attempts,
+            allow=asked.allow,
+            deadlines=_deadlines(asked.deadlines),
+        )
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise Stop(Exit.USAGE, f"{place}: {first['msg']}.") from None
+
+
+def _effective(asked: Asked, text: str) -> Mapping[str, object]:
+    """The config with its overrides: paths may come from either."""
+    from coordinator.core import yaml
+
+    try:
+        config = yaml.apply_overrides(yaml.load(text, asked.config.name), asked.overrides)
+    except yaml.YamlError as error:
+        shown = f"\n    {error.text}" if error.text else ""
+        raise Stop(Exit.FAILED, f"{error}{shown}") from None
+    except yaml.OverrideError as error:
+        raise Stop(Exit.USAGE, f"--set {error.override}: {error.problem}.") from None
+    # Where a DeepSpeed file of its own is brought, rankcall puts that one in both places.
+    return {key: value for key, value in config.items() if key != "deepspeed" or asked.deepspeed is None}
+
+
+def _of_accelerate(accelerate: SubmittedFile | None) -> tuple[Reference, ...]:
+    """The DeepSpeed file an accelerate file names. A file that does not parse is the check's to judge."""
+    from coordinator.core import yaml
+
+    if accelerate is None:
+        return ()
+    try:
+        values = yaml.load(accelerate.text, accelerate.name)
+    except yaml.YamlError:
+        return ()
+    section = values.get("deepspeed_config")
+    named = section.get("deepspeed_config_file") if isinstance(section, Mapping) else None
+    key = f"{accelerate.name}: deepspeed_config.deepspeed_config_file"
+    return (Reference(key, named, must_exist=True),) if isinstance(named, str) else ()
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file the user named.
+
+    Raises:
+        Stop: when it is not there (with near names), no file, or no UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        near = [str(path.parent / name) for name in near_names(path.parent, path.name)]
+        hint = f"Did you mean {' or '.join(near)}?" if near else ""
+        raise Stop(Exit.USAGE, f"There is no {what} file {path}.", hint=hint) from None
+    except UnicodeDecodeError as error:
+        raise Stop(
+            Exit.FAILED, f"{path} is not UTF-8 text (byte {error.start}).", hint="Save it as UTF-8."
+        ) from None
+    except OSError as error:
+        raise Stop(Exit.USAGE, f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _submitted(path: Path | None, option: str) -> SubmittedFile | None:
+    from coordinator.core.views import SubmittedFile
+
+    return None if path is None else SubmittedFile(name=path.name, text=read_text(path, option))
+
+
+def _prompts(path: Path | None) -> Sequence[str]:
+    """One prompt per line, blank lines left out."""
+    if path is None:
+        return ()
+    return [line.strip() for line in read_text(path, "--prompts-file").splitlines() if line.strip()]
+
+
+def _deadlines(settings: Sequence[str]) -> Deadlines:
+    """`gather=10m` and the like."""
+    from pydantic import ValidationError
+
+    from coordinator.core.views import Deadlines
+
+    values: dict[str, float] = {}
+    for setting in settings:
+        stage, _, text = setting.partition("=")
+        key = f"{stage.strip().replace('-', '_')}_s"
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+        if key not in Deadlines.model_fields or match is None:
+            known = ", ".join(name.removesuffix("_s") for name in Deadlines.model_fields)
+            raise Stop(
+                Exit.USAGE,
+                f"--deadline {setting}: write STAGE=TIME, such as gather=10m.",
+                hint=f"Stages with a deadline: {known}.",
+            )
+        values[key] = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    try:
+        return Deadlines(**values)
+    except ValidationError as error:
+        raise Stop(Exit.USAGE, f"--deadline: {error.errors()[0]['msg']}.") from None
