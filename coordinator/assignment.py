@@ -15,7 +15,6 @@ from coordinator.core.protocol import (
     CollectiveTask,
     CollectTask,
     Facts,
-    Member,
     RunTask,
     Stage,
     Task,
@@ -87,17 +86,6 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
     )
 
 
-def _member(seat: Seat) -> Member:
-    return Member(
-        replica_id=seat.replica_id,
-        rank=seat.rank,
-        address=seat.address,
-        interface=seat.interface,
-        echo_port=seat.echo_port,
-        name=seat.hostname,
-    )
-
-
 def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
     return TcpTask(
         task_id=task_id(Stage.TCP),
@@ -105,7 +93,7 @@ def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
         deadline_s=job.deadlines.tcp_s,
         # not a secret: it only has to differ from what another attempt's probes would echo
         nonce=hashlib.sha256(f"{attempt.id}/{attempt.created_at}".encode()).hexdigest()[:32],
-        targets=tuple(_member(other) for other in attempt.seats if other.rank != seat.rank),
+        targets=tuple(other.member for other in attempt.seats if other.rank != seat.rank),
         port_candidates=RENDEZVOUS_PORTS if seat.rank == 0 else (),
     )
 

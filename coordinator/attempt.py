@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from coordinator.core.protocol import (
     Facts,
+    Member,
     Message,
     ProgressRecord,
     Registration,
@@ -37,6 +38,18 @@ class Seat(Message):
     family: Literal["ipv4", "ipv6"] = "ipv4"
     echo_port: int = 0
     gpu_count: int = 0
+
+    @property
+    def member(self) -> Member:
+        """The seat as its peers are told of it."""
+        return Member(
+            replica_id=self.replica_id,
+            rank=self.rank,
+            address=self.address,
+            interface=self.interface,
+            echo_port=self.echo_port,
+            name=self.hostname,
+        )
 
 
 class StageRecord(Message):

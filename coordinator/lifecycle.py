@@ -184,7 +184,7 @@ def _new_attempt(job: Job, members: list[Observed], since: float, now_at: float)
     number = job.attempts + 1
     counts = [m.registration.gpu_count for m in members]
     gpus = job.gpus_per_node if job.gpus_per_node is not None else min(counts)
-    chosen = choose([m.registration for m in members])
+    chosen = choose({m.replica_id: m.registration for m in members})
     taken = []
     for rank, member in enumerate(members):
         address = chosen.get(member.replica_id)

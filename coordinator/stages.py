@@ -18,6 +18,7 @@ from coordinator.core.protocol import (
     CollectiveResult,
     CollectResult,
     Finding,
+    Member,
     ProgressRecord,
     RunResult,
     Stage,
@@ -26,7 +27,9 @@ from coordinator.core.protocol import (
 )
 from coordinator.core.views import ComparedAnswer
 from coordinator.match import match
-from coordinator.preflight.verdict import judge_collective, judge_tcp
+from coordinator.preflight.address import judge as judge_addresses
+from coordinator.preflight.collective_verdict import judge_collective
+from coordinator.preflight.verdict import judge_tcp
 
 # How long after a task's own deadline its report may take to arrive.
 REPORT_SLACK_S = 5.0
@@ -83,6 +86,38 @@ def _reports(attempt: AttemptState, members: Sequence[Observed], stage: Stage) -
     return [member.task(attempt.id, task_id(stage)) for member in members]
 
 
+def _seated(attempt: AttemptState) -> list[Member]:
+    return [seat.member for seat in attempt.seats]
+
+
+def _tcp_results(members: Sequence[Observed], reports: Sequence[TaskReport | None]) -> dict[str, TcpResult]:
+    return {
+        member.replica_id: report.result
+        for member, report in zip(members, reports, strict=True)
+        if report is not None and isinstance(report.result, TcpResult)
+    }
+
+
+def _collective_results(
+    members: Sequence[Observed], reports: Sequence[TaskReport | None]
+) -> dict[str, CollectiveResult]:
+    return {
+        member.replica_id: report.result
+        for member, report in zip(members, reports, strict=True)
+        if report is not None and isinstance(report.result, CollectiveResult)
+    }
+
+
+def _judged_so_far(attempt: AttemptState, members: Sequence[Observed], stage: Stage) -> tuple[Finding, ...]:
+    """What the replicas that did report say about a handshake that ran out of time."""
+    reports = _reports(attempt, members, stage)
+    if stage is Stage.TCP:
+        return judge_tcp(_seated(attempt), _tcp_results(members, reports))
+    if stage is Stage.COLLECTIVE:
+        return judge_collective(_seated(attempt), _collective_results(members, reports))
+    return ()
+
+
 def _names(members: Sequence[Observed], which: Sequence[bool]) -> str:
     return ", ".join(
         f"rank {r} ({m.name})" for r, (m, yes) in enumerate(zip(members, which, strict=True)) if yes
@@ -119,7 +154,7 @@ def overdue(
         stage=stage,
         evidence={"deadline_s": limit_s},
     )
-    return Verdict("failed", late.message, (late,), retryable=True)
+    return Verdict("failed", late.message, (*_judged_so_far(attempt, members, stage), late), retryable=True)
 
 
 def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
@@ -127,7 +162,11 @@ def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) ->
     facts = {m.replica_id: m.facts for m in members if m.facts is not None and m.facts.torch_ready}
     if len(facts) < len(members):
         return PENDING
-    findings = match(facts, gpus_per_node=attempt.gpus_per_node)
+    names = {m.replica_id: f"rank {rank} ({m.name})" for rank, m in enumerate(members)}
+    findings = (
+        *judge_addresses({m.replica_id: m.registration for m in members}),
+        *match(facts, gpus_per_node=_asked_gpus(job, members), names=names),
+    )
     if blocking(findings, job.allow):
         return Verdict("failed", _first_error(findings, job.allow), findings)
     first = facts[members[0].replica_id]
@@ -143,28 +182,22 @@ def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) ->
     )
 
 
+def _asked_gpus(job: Job, members: Sequence[Observed]) -> int | None:
+    """GPUs a replica that the job is for; 0 for the CPU, None for all that each has."""
+    if job.gpus_per_node is None and not any(m.registration.gpu_count for m in members):
+        return 0
+    return job.gpus_per_node
+
+
 def judge_tcp_stage(job: Job, attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
     """Every link carried its payload there and back, and the master has a free rendezvous port."""
     reports = _reports(attempt, members, Stage.TCP)
     if any(report is None or report.state == "running" for report in reports):
         return PENDING
-    results = {
-        member.replica_id: report.result
-        for member, report in zip(members, reports, strict=True)
-        if report is not None and isinstance(report.result, TcpResult)
-    }
-    findings = (*judge_tcp(attempt.seats, results), *_carried(reports))
+    results = _tcp_results(members, reports)
+    findings = (*judge_tcp(_seated(attempt), results), *_carried(reports))
     master = results.get(members[0].replica_id)
     port = master.rendezvous_port if master else None
-    if master is not None and port is None:
-        holders = ", ".join(f"{p} by {who}" for p, who in sorted(master.port_holders.items()))
-        findings += (
-            finding(
-                "NET001",
-                f"No rendezvous port is free on the master: {holders}.",
-                replica=members[0].replica_id,
-            ),
-        )
     if blocking(findings, job.allow) or port is None:
         return Verdict("failed", _first_error(findings, job.allow), findings, retryable=True)
     links = [link for result in results.values() for link in result.links]
@@ -190,12 +223,8 @@ def judge_collective_stage(job: Job, attempt: AttemptState, members: Sequence[Ob
     reports = _reports(attempt, members, Stage.COLLECTIVE)
     if any(report is None or report.state == "running" for report in reports):
         return PENDING
-    results = {
-        member.replica_id: report.result
-        for member, report in zip(members, reports, strict=True)
-        if report is not None and isinstance(report.result, CollectiveResult)
-    }
-    findings = (*judge_collective(attempt.seats, results), *_carried(reports))
+    results = _collective_results(members, reports)
+    findings = (*judge_collective(_seated(attempt), results), *_carried(reports))
     sound = len(results) == len(members) and all(r.ok and r.values_ok for r in results.values())
     if not sound and not any(f.severity == "error" for f in findings):
         findings += (finding("COL001", "The collective check brought no result on some rank."),)

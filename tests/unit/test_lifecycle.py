@@ -1,0 +1,382 @@
+"""What happens to a job next: gathering, gates in order, failures that end everything, ranks that stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.attempt import AttemptState, Job, Observed, Snapshot
+from coordinator.core.protocol import (
+    Address,
+    ArtifactFacts,
+    CollectiveResult,
+    CollectResult,
+    Facts,
+    Finding,
+    LinkResult,
+    ProgressRecord,
+    Registration,
+    RunResult,
+    Stage,
+    TaskReport,
+    TcpResult,
+)
+from coordinator.core.views import Deadlines
+from coordinator.lifecycle import Change, advance
+
+PACKAGES = {
+    "torch": "2.13.0",
+    "accelerate": "1.13.0",
+    "deepspeed": "0.18.9",
+    "axolotl": "0.19.0",
+    "transformers": "5.16.1",
+    "rankcall": "0.1.0",
+}
+
+
+class World:
+    """Jobs, attempts and replicas as a coordinator would hold them, and a clock that only moves when told."""
+
+    def __init__(self, *names: str) -> None:
+        self.now_at = 1000.0
+        self.jobs: dict[str, Job] = {}
+        self.attempts: dict[str, AttemptState] = {}
+        self.replicas: dict[str, Observed] = {}
+        self.starts: dict[str, tuple[ProgressRecord, ...]] = {}
+        self.findings: list[Finding] = []
+        for name in names:
+            self.register(name)
+
+    def register(self, name: str, **changes: Any) -> None:
+        number = len(self.replicas) + 1
+        registration = Registration(
+            replica_id=f"r-{name:0>6}",
+            fingerprint=name,
+            incarnation=1,
+            hostname=name,
+            addresses=(Address(address=f"10.0.0.{number}", interface="eth0"),),
+            echo_port=4000,
+        )
+        facts = Facts(python="3.11.7", packages=PACKAGES, torch_ready=True)
+        self.replicas[registration.replica_id] = replace(
+            Observed(registration.replica_id, registration, 1, 0.5, None, facts), **changes
+        )
+
+    def submit(self, job_id: str = "job00001", **changes: Any) -> None:
+        job = Job(job_id, len(self.jobs) + 1, 2, self.now_at, name=job_id, has_prompts=True)
+        self.jobs[job_id] = replace(job, **changes)
+
+    def observe(self, replica_id: str, **changes: Any) -> None:
+        self.replicas[replica_id] = replace(self.replicas[replica_id], **changes)
+
+    def step(self, seconds: float = 0.0) -> Change:
+        self.now_at += seconds
+        open_jobs = [j for j in self.jobs.values() if j.state in ("queued", "running")]
+        change = advance(
+            Snapshot(
+                self.now_at,
+                tuple(sorted(open_jobs, key=lambda j: j.seq)),
+                tuple(self.attempts.values()),
+                self.replicas,
+                self.starts,
+            )
+        )
+        self.jobs.update({job.id: job for job in change.jobs})
+        self.attempts.update({attempt.id: attempt for attempt in change.attempts})
+        self.findings += [found for _, _, found in change.findings]
+        return change
+
+    def attempt(self, job_id: str = "job00001") -> AttemptState:
+        return [a for a in self.attempts.values() if a.job_id == job_id][-1]
+
+    def report(self, stage: Stage, rank: int, result: Any, state: str = "succeeded") -> None:
+        attempt = self.attempt()
+        replica_id = attempt.seats[rank].replica_id
+        before = self.replicas[replica_id]
+        tasks = dict(before.tasks) if before.attempt_id == attempt.id else {}
+        tasks[stage.value] = TaskReport(task_id=stage.value, stage=stage, state=state, result=result)  # type: ignore[arg-type]
+        self.observe(
+            replica_id,
+            attempt_id=attempt.id,
+            tasks=tasks,
+            holding=frozenset({attempt.id}),
+        )
+
+    def let_go(self) -> None:
+        for replica_id in self.replicas:
+            self.observe(replica_id, attempt_id=None, tasks={}, holding=frozenset())
+
+    def pass_stage(self, stage: Stage) -> None:
+        """Every replica reports this stage as a healthy one would; then the decision is taken."""
+        attempt = self.attempt()
+        for seat in attempt.seats:
+            others = [o for o in attempt.seats if o.rank != seat.rank]
+            result: Any
+            if stage is Stage.TCP:
+                links = [
+                    LinkResult(
+                        replica_id=o.replica_id, address=o.address, ok=True, rtt_s=0.001, bytes_per_s=1e9
+                    )
+                    for o in others
+                ]
+                result = TcpResult(links=tuple(links), rendezvous_port=29500 if seat.rank == 0 else None)
+            elif stage is Stage.COLLECTIVE:
+                result = CollectiveResult(
+                    ok=True, values_ok=True, backend="gloo", init_s=0.4, bytes_per_s={4: 1e3}
+                )
+            elif stage is Stage.PREPARE:
+                result = RunResult(exit_code=0, output={"digest": "abc", "samples": 40})
+            elif stage is Stage.TRAIN:
+                result = RunResult(exit_code=0)
+            elif stage is Stage.COLLECT:
+                file = ArtifactFacts(
+                    path="outputs/adapter_model.safetensors", size_bytes=9, sha256="0", kind="adapter"
+                )
+                result = CollectResult(folder="outputs", artifacts=(file,), tensors=28)
+            else:
+                answer = {
+                    "prompt": "?",
+                    "base": "no",
+                    "tuned": "yes",
+                    "base_repetition": 0.5,
+                    "tuned_repetition": 0.0,
+                }
+                result = RunResult(exit_code=0, output=[answer])
+            if stage in (Stage.COLLECT, Stage.COMPARE) and seat.rank != 0:
+                continue
+            self.report(stage, seat.rank, result)
+        if stage is Stage.TRAIN:
+            self.starts[attempt.id] = tuple(
+                ProgressRecord(type="start", at=0, rank=r, world_size=len(attempt.seats), total_steps=9)
+                for r in range(len(attempt.seats))
+            )
+        self.step(1.0)
+
+
+def stage_of(world: World) -> tuple[Stage, str]:
+    record = world.attempt().stage
+    return record.stage, record.state
+
+
+def started(stage: Stage) -> World:
+    """A job of two replicas that has reached `stage`."""
+    world = World("a", "b")
+    world.submit()
+    world.step()
+    world.step()
+    for passed in (Stage.TCP, Stage.COLLECTIVE, Stage.PREPARE, Stage.TRAIN, Stage.COLLECT):
+        if stage_of(world)[0] is stage:
+            break
+        world.pass_stage(passed)
+    assert stage_of(world) == (stage, "running")
+    return world
+
+
+def test_a_healthy_job_passes_every_gate_in_order_and_succeeds() -> None:
+    world = started(Stage.COMPARE)
+    world.pass_stage(Stage.COMPARE)
+    job, attempt = world.jobs["job00001"], world.attempt()
+    assert job.state == "succeeded" and attempt.outcome == "succeeded"
+    assert [record.state for record in attempt.stages] == ["passed"] * 8
+    assert attempt.comparison[0].tuned == "yes" and attempt.rendezvous_port == 29500
+    world.let_go()
+    world.step(1.0)
+    assert world.attempt().state == "ended"
+    assert not [f for f in world.findings if f.severity == "error"]
+
+
+def test_it_waits_for_the_missing_replica_says_so_and_names_it_later() -> None:
+    world = World("a", "b")
+    world.observe("r-00000b", silent_s=40.0)
+    world.submit()
+    world.step()
+    assert world.jobs["job00001"].verdict == "1 of 2 replicas registered, waiting for one more."
+    world.step(31.0)
+    assert "b (silent for 40 s)" in world.jobs["job00001"].verdict
+
+
+def test_a_late_replica_joins_the_waiting_job() -> None:
+    world = World("a")
+    world.submit()
+    world.step()
+    world.step(3600.0)
+    world.register("b")
+    world.step(1.0)
+    assert world.jobs["job00001"].state == "running"
+
+
+def test_too_few_replicas_at_the_deadline_is_a_finding_that_counts_them() -> None:
+    world = World("a")
+    world.submit(nodes=3, deadlines=Deadlines(gather_s=60))
+    world.step()
+    world.step(61.0)
+    assert world.jobs["job00001"].state == "failed"
+    assert [f.code for f in world.findings] == ["SYS001"] and "2 missing" in world.findings[0].message
+
+
+def test_replicas_beyond_what_a_job_wants_stand_by_and_serve_the_next_job() -> None:
+    world = World("a", "b", "c")
+    world.submit()
+    world.submit("job00002", nodes=1)
+    world.step()
+    assert world.attempt("job00002").seats[0].hostname == "c"
+
+
+def test_a_job_does_not_overtake_the_one_before_it() -> None:
+    world = World("a")
+    world.submit(nodes=2)
+    world.submit("job00002", nodes=1)
+    world.step()
+    assert world.jobs["job00002"].state == "queued"
+    assert world.jobs["job00002"].verdict == "Waiting for the jobs before it."
+
+
+def test_one_failed_rank_ends_the_attempt_and_the_job_fails_only_when_all_let_go() -> None:
+    world = started(Stage.TRAIN)
+    world.report(Stage.TRAIN, 0, None, state="running")
+    world.report(Stage.TRAIN, 1, RunResult(exit_code=1, tail=("ValueError: no",)), state="failed")
+    world.step(1.0)
+    assert world.attempt().state == "ending" and world.jobs["job00001"].state == "running"
+    world.step(5.0)
+    assert world.attempt().state == "ending"
+    world.let_go()
+    world.step(1.0)
+    job = world.jobs["job00001"]
+    assert job.state == "failed" and "rank 1 (b) with exit code 1" in job.verdict
+    found = world.findings[-1]
+    assert found.code == "RUN001" and found.evidence["tail"] == ["ValueError: no"]
+
+
+def test_machines_that_train_alone_are_a_failure_although_they_exit_0() -> None:
+    world = started(Stage.TRAIN)
+    world.starts[world.attempt().id] = tuple(
+        ProgressRecord(type="start", at=0, rank=0, world_size=1, total_steps=9) for _ in range(2)
+    )
+    for rank in range(2):
+        world.report(Stage.TRAIN, rank, RunResult(exit_code=0))
+    world.step(1.0)
+    assert world.attempt().outcome == "failed"
+    assert "RUN003" in {f.code for f in world.findings}
+
+
+def test_ranks_with_different_numbers_of_steps_are_stopped() -> None:
+    world = started(Stage.TRAIN)
+    world.starts[world.attempt().id] = tuple(
+        ProgressRecord(type="start", at=0, rank=r, world_size=2, total_steps=9 + r) for r in range(2)
+    )
+    world.step(1.0)
+    assert world.attempt().outcome == "failed"
+    assert "rank 0: 9, rank 1: 10" in world.findings[-1].message
+
+
+def test_different_data_is_found_before_training() -> None:
+    world = started(Stage.PREPARE)
+    world.report(Stage.PREPARE, 0, RunResult(exit_code=0, output={"digest": "a", "samples": 10}))
+    world.report(Stage.PREPARE, 1, RunResult(exit_code=0, output={"digest": "b", "samples": 11}))
+    world.step(1.0)
+    assert world.findings[-1].code == "RUN002" and world.attempt().outcome == "failed"
+
+
+def test_an_empty_tensor_is_a_lost_model_not_a_success() -> None:
+    world = started(Stage.COLLECT)
+    world.report(
+        Stage.COLLECT, 0, CollectResult(folder="outputs", tensors=21, empty_tensors=("lm_head.weight",))
+    )
+    world.step(1.0)
+    assert world.findings[-1].code == "RUN006" and world.attempt().outcome == "failed"
+
+
+def test_a_failed_comparison_never_costs_the_model() -> None:
+    world = started(Stage.COMPARE)
+    world.report(Stage.COMPARE, 0, RunResult(exit_code=1), state="failed")
+    world.step(1.0)
+    assert world.jobs["job00001"].state == "succeeded"
+    assert [f.severity for f in world.findings if f.code == "RUN007"] == ["warning"]
+
+
+def test_a_comparison_that_never_ends_does_not_cost_the_model_either() -> None:
+    world = started(Stage.COMPARE)
+    world.step(700.0)
+    assert world.jobs["job00001"].state == "succeeded"
+
+
+@pytest.mark.parametrize("stage", [Stage.MATCH, Stage.TCP, Stage.COLLECTIVE, Stage.PREPARE])
+def test_a_stage_that_hears_nothing_fails_at_its_deadline(stage: Stage) -> None:
+    world = World("a", "b")
+    world.submit()
+    if stage is Stage.MATCH:
+        world.observe("r-00000b", facts=None)
+        world.step()
+    else:
+        world = started(stage)
+    world.step(4000.0)
+    assert world.attempt().outcome == "failed"
+    assert world.findings[-1].code == "SYS004"
+
+
+def test_a_replica_gone_between_join_and_start_ends_the_attempt_by_name() -> None:
+    world = started(Stage.TCP)
+    world.observe("r-00000b", silent_s=20.0)
+    world.step(1.0)
+    assert world.findings[-1].code == "SYS003" and world.findings[-1].replica == "r-00000b"
+
+
+def test_a_short_silence_does_not_end_a_training() -> None:
+    world = started(Stage.TRAIN)
+    world.observe("r-00000b", silent_s=60.0)
+    world.step(60.0)
+    assert world.attempt().state == "active"
+
+
+def test_cancelling_ends_the_processes_first() -> None:
+    world = started(Stage.TRAIN)
+    world.report(Stage.TRAIN, 0, None, state="running")
+    world.jobs["job00001"] = replace(world.jobs["job00001"], cancel_requested=True)
+    world.step(1.0)
+    assert world.attempt().state == "ending" and world.jobs["job00001"].state == "running"
+    world.let_go()
+    world.step(1.0)
+    assert world.jobs["job00001"].state == "cancelled"
+
+
+def test_a_queued_job_is_cancelled_at_once() -> None:
+    world = World()
+    world.submit(cancel_requested=True)
+    world.step()
+    assert world.jobs["job00001"].state == "cancelled"
+
+
+def test_a_failed_attempt_is_tried_again_with_the_same_ranks_as_often_as_allowed() -> None:
+    world = World("a", "b")
+    world.submit(attempts_allowed=2)
+    world.step()
+    world.step()
+    ranks = [seat.replica_id for seat in world.attempt().seats]
+    for attempt in (1, 2):
+        for passed in (Stage.TCP, Stage.COLLECTIVE, Stage.PREPARE):
+            world.pass_stage(passed)
+        world.report(Stage.TRAIN, 1, RunResult(exit_code=1), state="failed")
+        world.step(1.0)
+        world.let_go()
+        world.step(1.0)
+        world.step(1.0)
+        world.step(1.0)
+        assert world.attempt().number == min(attempt + 1, 2)
+        assert [seat.replica_id for seat in world.attempt().seats] == ranks
+    assert world.jobs["job00001"].state == "failed"
+
+
+def test_a_replica_that_still_holds_an_old_attempt_gets_no_seat() -> None:
+    world = World("a", "b")
+    world.observe("r-00000b", holding=frozenset({"old-1"}))
+    world.submit()
+    world.step()
+    assert world.jobs["job00001"].state == "queued"
+
+
+def test_deciding_twice_changes_nothing() -> None:
+    world = started(Stage.TRAIN)
+    change = world.step()
+    assert not change.jobs and not change.attempts and not change.findings
