@@ -178,7 +178,9 @@ def authorise(principal: Principal, allowed: frozenset[Role], replica_id: str | 
         who = ", ".join(sorted(role.value for role in allowed))
         raise problem(403, "SYS101", f"A {principal.role.value} token may not do this; allowed: {who}.")
     if principal.role is Role.REPLICA and replica_id is not None and replica_id != principal.replica_id:
-        raise problem(403, "SYS101", f"The token is {principal.replica_id}'s and cannot speak for {replica_id}.")
+        raise problem(
+            403, "SYS101", f"The token is {principal.replica_id}'s and cannot speak for {replica_id}."
+        )
 
 
 def unauthenticated(detail: str) -> ProblemError:

@@ -86,7 +86,9 @@ class Settings(BaseSettings):
             and self.token is not None
             and self.viewer_token.get_secret_value() == self.token.get_secret_value()
         ):
-            raise ValueError("RANKCALL_VIEWER_TOKEN equals RANKCALL_TOKEN; a viewer would be an administrator")
+            raise ValueError(
+                "RANKCALL_VIEWER_TOKEN equals RANKCALL_TOKEN; a viewer would be an administrator"
+            )
         if self.token is None and self.host is not None and not is_loopback(self.host):
             raise ValueError(
                 f"RANKCALL_HOST={self.host} would serve without a token to everybody who reaches it; "
@@ -118,7 +120,9 @@ class Settings(BaseSettings):
         try:
             return cls()
         except ValidationError as error:
-            raise SettingsError("; ".join(_sentence(dict(e)) for e in error.errors(include_input=False))) from None
+            raise SettingsError(
+                "; ".join(_sentence(dict(e)) for e in error.errors(include_input=False))
+            ) from None
 
 
 def _sentence(error: dict[str, object]) -> str:

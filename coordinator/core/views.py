@@ -235,6 +235,35 @@ class MetricPage(View):
     next_cursor: str | None = None
 
 
+class FindingPage(View):
+    items: tuple[Finding, ...]
+
+
+class ArtifactPage(View):
+    items: tuple[ArtifactView, ...]
+
+
+class StreamInfo(View):
+    """A stream that the coordinator mirrors; its bytes are at `/jobs/{id}/logs?rank=&stream=&attempt=`."""
+
+    attempt: int
+    rank: int
+    replica_id: str
+    stream: str
+    size_bytes: int
+
+
+class StreamPage(View):
+    items: tuple[StreamInfo, ...]
+
+
+class SessionView(View):
+    """Who the browser is. `open`: the coordinator runs without a token and serves this machine only."""
+
+    role: Literal["none", "viewer", "replica", "admin"]
+    open: bool
+
+
 class EventView(View):
     id: int
     at: datetime
@@ -279,6 +308,23 @@ class CodeView(View):
     what: str
     why: str
     fix: str
+
+
+class CodePage(View):
+    items: tuple[CodeView, ...]
+
+
+class SignIn(Input):
+    """`POST /session`: a token turned into a browser session."""
+
+    token: str = Field(min_length=1, max_length=4096)
+
+
+class Health(View):
+    """`GET /healthz` and `/readyz`."""
+
+    status: Literal["ok"] = "ok"
+    version: str = ""
 
 
 class Problem(View):

@@ -1,0 +1,186 @@
+"""`python -m coordinator`: the service as a process. Started by `rankcall up` and `rankcall coordinator`.
+
+Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 1 when the store cannot be used, 2 when a setting is wrong or
+the port is taken. Each failure is one sentence on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from coordinator import journal
+from coordinator.app import create_app, stop_streaming
+from coordinator.listeners import listener_of
+from coordinator.settings import Settings, SettingsError
+from coordinator.store import StoreError
+
+log = structlog.get_logger(__name__)
+
+EXIT_STORE = 1
+EXIT_SETTINGS = 2
+EXIT_INTERRUPTED = 130
+
+# uvicorn's 5 s would cut agents off between two reports; proxies in front close idle connections at 60 s and more.
+KEEP_ALIVE_S = 75
+# Requests still running after this are cut off at the end: agents and browsers repeat theirs.
+GRACEFUL_S = 3
+BACKLOG = 2048
+# Python's cyclic collector caused pauses of 50 ms when it walked the app again and again.
+GC_THRESHOLDS = (50_000, 50, 100)
+
+
+class CannotStart(Exception):
+    """One sentence for a user."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which ends the process before the store is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main() -> int:
+    """Serves until told to stop; returns the exit code."""
+    try:
+        settings = Settings.from_environment()
+        tokens = (settings.token, settings.viewer_token)
+        journal.start(token.get_secret_value() for token in tokens if token is not None)
+        _allow_many_connections()
+        with (
+            bound(settings.bind_host, settings.port) as listener,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(serve(settings, listener))
+    except (SettingsError, CannotStart) as error:
+        print(f"rankcall coordinator: {error}", file=sys.stderr)
+        return EXIT_SETTINGS
+    except StoreError as error:
+        print(f"rankcall coordinator: {error}", file=sys.stderr)
+        return EXIT_STORE
+
+
+async def serve(settings: Settings, listener: socket.socket) -> int:
+    """Runs the app on a socket that is bound already, until SIGTERM or SIGINT."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",  # entered here, so that a store that cannot be opened is one sentence
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACEFUL_S,
+        backlog=BACKLOG,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
+    server = Server(config)
+    async with app.router.lifespan_context(app):
+        received = _stop_on_signals(server, app)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        host, port = listener.getsockname()[:2]
+        log.info("serving", address=host, port=port, store=app.state.services.store.name)
+        if settings.open_on_loopback:
+            log.warning(
+                "RANKCALL_TOKEN is not set: serving this machine only, and everybody on it is administrator"
+            )
+        await server.serve([listener])
+    log.info("stopped")
+    return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+
+
+def _stop_on_signals(server: Server, app: FastAPI) -> list[signal.Signals]:
+    """The first signal ends streams and waits for running requests; a second one waits for nothing."""
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        server.force_exit = bool(received)
+        received.append(number)
+        server.should_exit = True
+        stop_streaming(app)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    return received
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening address, before anything else is started. `::` takes IPv4 too, and is IPv4 where there is no IPv6.
+
+    Raises:
+        CannotStart: saying who has the port, or what is wrong with the address.
+    """
+    try:
+        listener = _bind(host, port)
+    except OSError as error:
+        raise CannotStart(_sentence(error, host, port)) from None
+    with listener:
+        yield listener
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    try:
+        listener = socket.socket(family, kind, protocol)
+    except OSError:
+        if host != "::":
+            raise
+        return _bind("0.0.0.0", port)  # noqa: S104 - every address is what `::` means
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if host == "::" and error.errno == errno.EADDRNOTAVAIL:  # IPv6 is compiled in, but switched off
+            return _bind("0.0.0.0", port)  # noqa: S104
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _sentence(error: OSError, host: str, port: int) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"RANKCALL_HOST={host} is no address of this machine"
+    if error.errno == errno.EADDRINUSE:
+        holder = listener_of(port) or "another process"
+        return f"port {port} is taken by {holder}; set RANKCALL_PORT to a free one, or end what listens there"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"RANKCALL_HOST={host} is no address of this machine"
+    if error.errno == errno.EACCES:
+        return f"port {port} may only be opened by root; set RANKCALL_PORT to one above 1023"
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def _allow_many_connections() -> None:
+    """Lifts the limit of open files as far as it goes: every agent holds a connection or two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

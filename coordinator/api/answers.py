@@ -1,0 +1,44 @@
+"""How routes answer, and what parameters they share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from coordinator.core.problem import ProblemError, problem
+
+JSON = "application/json"
+
+JobId = Annotated[
+    str, Path(max_length=64, description="A job's id, as `POST /jobs` answered it.", examples=["3f9c01d2"])
+]
+ReplicaId = Annotated[str, Path(max_length=64, description="A replica's id.", examples=["r-0123456789"])]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of this page.")]
+PageCursor = Annotated[
+    str | None, Query(max_length=20, pattern=r"^[0-9]+$", description="`next_cursor` of the page before.")
+]
+
+_LARGEST_ID = 1 << 62
+
+
+def answer(view: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A view as JSON, encoded once. FastAPI would validate it again, which costs more than all the rest."""
+    return Response(view.model_dump_json(), status, headers, JSON)
+
+
+def position(cursor: str | None) -> int | None:
+    """The id a page cursor stands for."""
+    return None if cursor is None else min(int(cursor), _LARGEST_ID)
+
+
+def body(model: str, example: dict[str, Any]) -> dict[str, Any]:
+    """The document of a JSON body that the route parses from its bytes itself."""
+    schema = {"$ref": f"#/components/schemas/{model}"}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, "example": example}}}}
+
+
+def malformed(detail: str) -> ProblemError:
+    return problem(422, "SYS103", detail)

@@ -1,0 +1,180 @@
+"""The outermost layer: what is true of every request and every answer, whatever the route.
+
+Refuses unexpected hosts (DNS rebinding), browsers acting for another site (CSRF) and bodies beyond their
+limit; adds the security headers; turns a fault into a problem without a traceback; counts and logs. Plain
+ASGI, because it is on the path of every report.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from time import perf_counter
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.api.meters import Meters
+from coordinator.api.problems import problem_response
+from coordinator.core.problem import ProblemError, problem
+from coordinator.settings import Settings, is_loopback
+from coordinator.store import StoreError
+
+log = structlog.get_logger(__name__)
+
+MIB = 1 << 20
+# Largest bodies, by the end of the path. Uploads are not kept, so they have no limit.
+SUBMISSION_BYTES = 96 * MIB
+REPORT_BYTES = 8 * MIB
+OTHER_BYTES = 1 * MIB
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH"})
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+def body_limit(method: str, path: str) -> int | None:
+    """The largest body of a request, in bytes; None for no limit."""
+    if method == "PUT" and "/uploads/" in path:
+        return None
+    if path.endswith(("/jobs", "/checks")):
+        return SUBMISSION_BYTES
+    return REPORT_BYTES if path.endswith("/report") else OTHER_BYTES
+
+
+class Edge:
+    """ASGI middleware around the whole app."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, meters: Meters) -> None:
+        self._app = app
+        self._meters = meters
+        self._names = frozenset(settings.allowed_hosts)
+        self._any_host = not settings.open_on_loopback and not settings.allowed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = perf_counter()
+        method, path = scope["method"], scope["path"]
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                if path.startswith("/api/") and not any(name == b"cache-control" for name, _ in headers):
+                    headers.append(_NO_STORE)
+            await send(message)
+
+        try:
+            headers = _headers(scope)
+            self._check_host(headers)
+            _check_origin(method, headers)
+            await self._app(scope, _bounded(method, path, headers, receive), send_with_headers)
+        except ProblemError as refusal:
+            await _answer(refusal, status, scope, receive, send_with_headers)
+        except StoreError as fault:
+            log.error("store unavailable", why=str(fault), method=method, path=path)
+            await _answer(problem(503, "SYS111", str(fault)), status, scope, receive, send_with_headers)
+        except Exception:
+            instance = secrets.token_hex(4)
+            log.exception("request failed", method=method, path=path, instance=instance)
+            hidden = problem(500, "SYS110", "The coordinator failed to answer; its log says why.")
+            hidden.problem = hidden.problem.model_copy(update={"instance": f"urn:rankcall:fault:{instance}"})
+            await _answer(hidden, status, scope, receive, send_with_headers)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            known = method if method in _METHODS else "other"
+            self._meters.answered(known, route, status, perf_counter() - started_s)
+
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        if self._any_host:
+            return
+        name = _hostname(headers.get(b"host", b"").decode("latin-1"))
+        if name in self._names or is_loopback(name):
+            return
+        raise problem(403, "SYS112", f"This coordinator is not called {name!r}.")
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    return dict(scope["headers"])
+
+
+def _hostname(host: str) -> str:
+    """The name in a Host header or an origin, without its port, in lower case."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
+    """Refuses a change that a browser sends for another site's page. Clients that are no browsers send neither header.
+
+    `X-Forwarded-Host` counts as well: a page cannot set it on a cross-site request without asking first
+    (a CORS preflight, which is never granted), and proxies that rewrite Host set it.
+    """
+    if method in _SAFE_METHODS:
+        return
+    site = headers.get(b"sec-fetch-site")
+    origin = headers.get(b"origin")
+    if site is not None:
+        foreign = site not in (b"same-origin", b"none")
+    elif origin is not None:
+        sent_from = urlsplit(origin.decode("latin-1")).netloc.lower()
+        names = (headers.get(b"host", b""), headers.get(b"x-forwarded-host", b""))
+        foreign = sent_from not in {name.decode("latin-1").lower() for name in names}
+    else:
+        foreign = False
+    if foreign:
+        raise problem(403, "SYS113", "A page of another site sent this.")
+
+
+def _bounded(method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Receive:
+    """`receive`, or one that refuses a body beyond the limit. The server holds a body to its Content-Length."""
+    limit = body_limit(method, path)
+    if limit is None:
+        return receive
+    declared = headers.get(b"content-length")
+    if declared is not None:
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        return receive
+    if b"transfer-encoding" not in headers:
+        return receive
+    taken = 0
+
+    async def counted() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > limit:
+            raise _too_large(limit)
+        return message
+
+    return counted
+
+
+def _too_large(limit: int) -> ProblemError:
+    return problem(413, "SYS104", f"The body is larger than the {limit // MIB} MiB that this route takes.")
+
+
+async def _answer(refusal: ProblemError, status: int, scope: Scope, receive: Receive, send: Send) -> None:
+    if status == 0:  # else the answer has begun, and only its end can be missing
+        await problem_response(refusal)(scope, receive, send)

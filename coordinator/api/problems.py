@@ -1,0 +1,126 @@
+"""Every refusal leaves as `application/problem+json`: the exception handlers of the app, and their documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.core.problem import MEDIA_TYPE, ProblemError, problem
+from coordinator.core.protocol import Finding
+
+# More than this many complaints about one body help nobody, and a hostile body could have millions.
+MOST_FINDINGS = 50
+
+_WHEN: Mapping[int, str] = {
+    400: "The request is not HTTP that can be understood",
+    401: "No token, or an unknown one",
+    403: "Known, but not allowed to do this; or sent by a browser for another site",
+    404: "No such thing",
+    409: "Not possible in the present state, or stale",
+    410: "Nobody waits for this any more",
+    413: "The body is too large",
+    416: "The range is beyond the end of the file",
+    422: "A parameter or the body is wrong, or the submission is refused; `findings` say why",
+    503: "Not available now",
+    504: "The replica did not answer in time",
+}
+
+M = TypeVar("M", bound=BaseModel)
+Responses = dict[int | str, dict[str, Any]]
+
+
+def responses(*statuses: int) -> Responses:
+    """For a route's `responses=`: the problems it may answer with. 401 and 403 are added to guarded routes."""
+    return {
+        status: {
+            "description": _WHEN[status],
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in statuses
+    }
+
+
+def problem_response(refusal: ProblemError) -> Response:
+    return Response(
+        refusal.problem.model_dump_json(exclude_none=True),
+        refusal.problem.status,
+        refusal.headers,
+        MEDIA_TYPE,
+    )
+
+
+def invalid(errors: Sequence[Mapping[str, Any]], where: str) -> ProblemError:
+    """A 422 that names each field that is wrong. Values are not repeated: they may be secrets."""
+    findings = tuple(
+        Finding(
+            code="SYS103",
+            severity="error",
+            message=str(error["msg"]),
+            key=".".join(str(part) for part in error["loc"]) or None,
+        )
+        for error in errors[:MOST_FINDINGS]
+    )
+    named = "; ".join(f"{f.key or where}: {f.message}" for f in findings[:3])
+    more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
+    return problem(422, "SYS103", f"{named}{more}", findings=findings)
+
+
+async def parsed(request: Request, model: type[M]) -> M:
+    """The body as a message, parsed once from its bytes.
+
+    Raises:
+        ProblemError: 422 naming each field that is wrong.
+    """
+    return parse_body(await request.body(), model)
+
+
+def parse_body(raw: bytes, model: type[M]) -> M:
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise invalid(
+            error.errors(include_url=False, include_input=False, include_context=False), "body"
+        ) from None
+
+
+def no_such(what: str, name: str) -> ProblemError:
+    return problem(404, "SYS102", f"There is no {what} {name!r}.")
+
+
+def install(app: FastAPI) -> None:
+    """Makes all that can be raised below the middleware into problems."""
+    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+
+
+async def _on_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem_response(error)
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return problem_response(invalid(error.errors(), "request"))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, method not allowed, a body cut short."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        refusal = problem(404, "SYS102", f"There is nothing at {path}.")
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        refusal = problem(405, "SYS109", f"{request.method} is not possible at {path}.")
+    else:
+        refusal = problem(error.status_code, "SYS103", str(error.detail))
+    refusal.headers.update(error.headers or {})
+    return problem_response(refusal)

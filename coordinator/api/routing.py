@@ -1,0 +1,93 @@
+"""How a route is guarded, and how a hot one is called. Every route of the app is one of these two classes.
+
+`Guarded` looks its row up in `auth.ACCESS` when it is made (a route without a row is an error at start)
+and authorises each request before anything of its body is read. `Lean` does the same and then calls
+`endpoint(request) -> Response` directly: FastAPI documents it, but resolves nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.api.problems import problem_response
+from coordinator.api.services import services_of
+from coordinator.auth import ACCESS, SESSION_COOKIE, Principal, Role, authorise
+from coordinator.core.clock import now_at
+from coordinator.core.problem import ProblemError
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+_PRINCIPAL = "rankcall.principal"
+
+
+def principal_of(request: Request) -> Principal:
+    """Who asks; only after the guard let the request pass."""
+    return cast(Principal, request.scope[_PRINCIPAL])
+
+
+def peer_host(request: Request) -> str:
+    """The address at the other end of the connection; IPv4 in its own form also on a dual-stack socket."""
+    host = request.client.host if request.client else ""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def bearer_of(request: Request) -> str | None:
+    """The bearer token of a request; None where there is no Authorization header of that kind."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def _admit(request: Request, allowed: frozenset[Role]) -> None:
+    principal = services_of(request).authority.identify(
+        bearer_of(request), request.cookies.get(SESSION_COOKIE), peer_host(request), now_at()
+    )
+    authorise(principal, allowed, request.path_params.get("replica_id"))
+    request.scope[_PRINCIPAL] = principal
+
+
+class Guarded(APIRoute):
+    """A route that FastAPI serves, behind the guard."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self.allowed = _allowed(path, options.get("methods"))
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        serve = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            _admit(request, self.allowed)
+            return await serve(request)
+
+        return guarded
+
+
+class Lean(Guarded):
+    """A route whose endpoint takes the request and answers with a response, and nothing in between."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        call = cast(Endpoint, endpoint)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope, receive, send)
+            try:
+                _admit(request, self.allowed)
+                response = await call(request)
+            except ProblemError as refusal:
+                response = problem_response(refusal)
+            await response(scope, receive, send)
+
+        self.app = app
+
+
+def _allowed(path: str, methods: Any) -> frozenset[Role]:
+    rows = {ACCESS[method, path] for method in methods or ("GET",)}
+    if len(rows) != 1:
+        raise KeyError(f"{path}: methods with different access need routes of their own")
+    return rows.pop()

@@ -1,0 +1,124 @@
+"""Settings in, app out. Nothing happens at import, and nothing is opened before the app starts.
+
+`create_app` is called by `__main__.py` and by tests, which run several apps in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import structlog
+from fastapi import FastAPI
+
+from coordinator.api import artifacts, checks, document, jobs, pages, problems, replicas, service, streams
+from coordinator.api.edge import Edge
+from coordinator.api.feeds import Feeds
+from coordinator.api.meters import Meters
+from coordinator.api.services import Services
+from coordinator.auth import Authority
+from coordinator.broadcast import Broadcast
+from coordinator.controller import Controller
+from coordinator.intake import Intake
+from coordinator.relay import Relay
+from coordinator.roster import Roster
+from coordinator.settings import Settings
+from coordinator.store import Store
+from coordinator.submissions import Submissions
+
+log = structlog.get_logger(__name__)
+
+# The hot routes first: they are looked for one after the other.
+_ROUTERS = (
+    replicas.agents,
+    jobs.router,
+    streams.router,
+    artifacts.router,
+    replicas.router,
+    checks.router,
+    service.router,
+    pages.router,
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The coordinator as an ASGI app. Its store is opened, and its controller runs, while its lifespan does."""
+    meters = Meters()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with serving(settings, meters) as services:
+            app.state.services = services
+            yield
+
+    app = FastAPI(
+        title="rankcall",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    for router in _ROUTERS:
+        # Added as they are: an included router would be matched twice.
+        app.router.routes.extend(router.routes)
+    version = service.installed_version()
+    document.install(app, version)
+    problems.install(app)
+    app.add_middleware(Edge, settings=settings, meters=meters)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, meters: Meters) -> AsyncIterator[Services]:
+    """Opens what the routes work with, runs the controller, and closes everything in the reverse order."""
+    store = await asyncio.to_thread(Store.open, settings.store_url)
+    try:
+        roster, broadcast = Roster(), Broadcast()
+        controller = Controller(store, roster, broadcast)
+        await controller.load()
+        running = asyncio.create_task(controller.run(), name="controller")
+        services = Services(
+            settings=settings,
+            store=store,
+            roster=roster,
+            intake=Intake(store, roster, controller, broadcast),
+            controller=controller,
+            controller_task=running,
+            broadcast=broadcast,
+            relay=Relay(roster),
+            authority=Authority(settings, roster),
+            submissions=Submissions(settings, store, roster, controller, broadcast),
+            feeds=Feeds(store, roster, broadcast, settings.nodes),
+            meters=meters,
+        )
+        meters.gauges(lambda: _gauges(services))
+        try:
+            yield services
+        finally:
+            broadcast.close()
+            roster.release_all()
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+def stop_streaming(app: FastAPI) -> None:
+    """Ends event streams, followed logs and held reads, so that the server can stop. Safe to call at any time."""
+    services: Services | None = getattr(app.state, "services", None)
+    if services is not None:
+        services.broadcast.close()
+        services.roster.release_all()
+
+
+def _gauges(services: Services) -> dict[str, float]:
+    views = list(services.roster.all())
+    return {
+        "replicas_registered": len(views),
+        "replicas_alive": sum(services.roster.alive(presence.replica_id) for presence in views),
+        "event_stream_readers": services.feeds.readers,
+        "uploads_waiting": services.relay.waiting,
+    }

@@ -1,0 +1,249 @@
+"""What users ask for: submit, check, cancel and try again. Called by `api/jobs.py` and `api/checks.py`.
+
+A submission is checked before anything of it is kept; one that repeats an idempotency key gets the job that
+the first one made. Everything is committed before the controller hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from sqlalchemy import Connection
+
+from coordinator.broadcast import Broadcast
+from coordinator.checks import BundleFiles, check
+from coordinator.controller import Controller
+from coordinator.core.clock import now_at
+from coordinator.core.problem import ProblemError, problem
+from coordinator.core.protocol import BundleFile, Finding, Stage
+from coordinator.core.views import TERMINAL_STATES, CheckVerdict, Submission
+from coordinator.roster import Roster
+from coordinator.settings import Settings
+from coordinator.store import Store, queries, rows
+
+JOB_ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job, and whether this submission made it or repeated the one that did."""
+
+    job: rows.Job
+    created: bool
+
+
+class Submissions:
+    """Takes submissions and the wishes about them. One for the service."""
+
+    def __init__(
+        self, settings: Settings, store: Store, roster: Roster, controller: Controller, broadcast: Broadcast
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._roster = roster
+        self._controller = controller
+        self._broadcast = broadcast
+
+    async def check(self, submission: Submission) -> CheckVerdict:
+        """What the checks say of it, with the facts of the replicas that are here."""
+        misplaced = misplaced_files(submission.files)
+        if misplaced:
+            return CheckVerdict(verdict="reject", findings=misplaced)
+        views = self._roster.views()
+        facts = tuple(view.facts for view in views if view.alive and view.facts is not None)
+        return await asyncio.to_thread(
+            check,
+            self._with_nodes(submission),
+            files=BundleFiles(submission),
+            facts=facts,
+            data_roots=self._settings.data_roots,
+        )
+
+    async def submit(self, raw: bytes, submission: Submission, key: str | None, actor: str) -> Submitted:
+        """Queues a job.
+
+        Args:
+            raw: the body as it came, which `key` (Idempotency-Key) stands for.
+
+        Raises:
+            ProblemError: 422 where the checks refuse it, or where `key` was used for another body.
+        """
+        digest = hashlib.sha256(raw).hexdigest()
+        if key is not None:
+            earlier = await self._store.read(lambda c: queries.job_by_idempotency_key(c, key))
+            if earlier is not None:
+                return _repeated(earlier, digest)
+        verdict = await self.check(submission)
+        allowed = frozenset(submission.allow)
+        if any(found.severity == "error" and found.code not in allowed for found in verdict.findings):
+            raise refused(verdict)
+        job = self._row(submission, key, digest, actor)
+        files = {file.path: file.data for file in submission.files}
+
+        def queue(c: Connection) -> rows.Job | None:
+            before = queries.job_by_idempotency_key(c, key) if key is not None else None
+            if before is not None:
+                return before
+            queries.insert_job(c, job, files)
+            queries.insert_findings(c, job.id, None, job.created_at, verdict.findings)
+            queries.insert_event(
+                c,
+                at=job.created_at,
+                actor=actor,
+                action="job.submitted",
+                job_id=job.id,
+                detail={"name": job.name, "nodes": job.nodes, "files": len(files)},
+            )
+            return None
+
+        before = await self._store.write(queue)
+        if before is not None:
+            return _repeated(before, digest)
+        self._changed(job.id)
+        return Submitted(job, created=True)
+
+    async def cancel(self, job_id: str, actor: str) -> None:
+        """Wishes a job's end; the controller ends it. Repeating it is harmless.
+
+        Raises:
+            ProblemError: 404, or 409 where the job has ended in another way.
+        """
+
+        def wish(c: Connection) -> None:
+            row = _job(c, job_id)
+            if row.state == "cancelled" or (row.state not in TERMINAL_STATES and row.cancel_requested):
+                return
+            if row.state in TERMINAL_STATES:
+                raise problem(409, "SYS106", f"Job {job_id} has {row.state} already and cannot be cancelled.")
+            queries.update_job(c, job_id, cancel_requested=True)
+            queries.insert_event(c, at=now_at(), actor=actor, action="job.cancel_requested", job_id=job_id)
+
+        await self._store.write(wish)
+        self._changed(job_id)
+
+    async def retry(self, job_id: str, actor: str) -> None:
+        """Queues a job that has ended once more, with one more attempt allowed.
+
+        Raises:
+            ProblemError: 404, or 409 while the job has not ended.
+        """
+
+        def wish(c: Connection) -> None:
+            row = _job(c, job_id)
+            if row.state not in TERMINAL_STATES:
+                raise problem(
+                    409, "SYS106", f"Job {job_id} is {row.state}; only one that has ended can be tried again."
+                )
+            queries.update_job(
+                c,
+                job_id,
+                state="queued",
+                stage=Stage.GATHER.value,
+                verdict="waiting to be tried again",
+                started_at=None,
+                ended_at=None,
+                cancel_requested=False,
+                attempts_allowed=row.attempts + 1,
+            )
+            queries.insert_event(c, at=now_at(), actor=actor, action="job.retried", job_id=job_id)
+
+        await self._store.write(wish)
+        self._changed(job_id)
+
+    def _with_nodes(self, submission: Submission) -> Submission:
+        """The submission with the deployment's number of replicas where it names none."""
+        if submission.nodes is not None:
+            return submission
+        return submission.model_copy(update={"nodes": self._settings.nodes or 1})
+
+    def _row(self, submission: Submission, key: str | None, digest: str, actor: str) -> rows.Job:
+        complete = self._with_nodes(submission)
+        assert complete.nodes is not None
+        return rows.Job(
+            id=secrets.token_hex(JOB_ID_BYTES),
+            name=complete.name or PurePosixPath(complete.config_name).stem or "job",
+            nodes=complete.nodes,
+            gpus_per_node=complete.gpus_per_node,
+            created_at=now_at(),
+            verdict="queued",
+            attempts_allowed=complete.max_attempts,
+            actor=actor,
+            idempotency_key=key,
+            idempotency_sha256=digest,
+            bundle_sha256=bundle_sha256(complete.files),
+            # The files lie in rows of their own; what is left of the submission is small.
+            submission=complete.model_dump(mode="json", exclude={"files"}),
+        )
+
+    def _changed(self, job_id: str) -> None:
+        self._controller.wake()
+        self._broadcast.publish(f"job:{job_id}")
+        self._broadcast.publish("jobs")
+
+
+def refused(verdict: CheckVerdict) -> ProblemError:
+    """422 with all findings; its text is that of the first error."""
+    errors = [found for found in verdict.findings if found.severity == "error"]
+    more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+    return problem(422, "SYS108", f"{errors[0].code}: {errors[0].message}{more}", findings=verdict.findings)
+
+
+def bundle_sha256(files: Iterable[BundleFile]) -> str | None:
+    """The identity of a bundle: a hash over paths and contents, whatever their order. None for an empty one."""
+    total = hashlib.sha256()
+    some = False
+    for file in sorted(files, key=lambda file: file.path):
+        some = True
+        name = file.path.encode("utf-8", "surrogatepass")
+        total.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(file.data).digest())
+    return total.hexdigest() if some else None
+
+
+def misplaced_files(files: Iterable[BundleFile]) -> tuple[Finding, ...]:
+    """A finding for each path that is not one of its own inside the config's folder."""
+    found: list[Finding] = []
+    seen: dict[PurePosixPath, str] = {}
+    for file in files:
+        path = PurePosixPath(file.path)
+        if path.is_absolute() or ".." in path.parts or path == PurePosixPath() or _unprintable(file.path):
+            found.append(_misplaced(file.path, "is not a path inside the config's folder"))
+        elif path in seen or any(parent in seen for parent in path.parents):
+            found.append(_misplaced(file.path, "is there twice, or lies inside another file of the bundle"))
+        seen[path] = file.path
+    folders = {parent for path in seen for parent in path.parents}
+    found += [
+        _misplaced(name, "is a file and a folder at once") for path, name in seen.items() if path in folders
+    ]
+    return tuple(found)
+
+
+def _misplaced(path: str, what: str) -> Finding:
+    return Finding(
+        code="SYS103", severity="error", message=f"The bundle's file {path!r} {what}.", key="files"
+    )
+
+
+def _unprintable(path: str) -> bool:
+    return any(ord(character) < 32 or 0xD800 <= ord(character) <= 0xDFFF for character in path)
+
+
+def _job(c: Connection, job_id: str) -> rows.Job:
+    row = queries.job(c, job_id)
+    if row is None:
+        raise problem(404, "SYS102", f"There is no job {job_id!r}.")
+    return row
+
+
+def _repeated(earlier: rows.Job, digest: str) -> Submitted:
+    if earlier.idempotency_sha256 != digest:
+        raise problem(
+            422,
+            "SYS105",
+            f"This Idempotency-Key stands for job {earlier.id}, which was submitted with another body.",
+        )
+    return Submitted(earlier, created=False)
