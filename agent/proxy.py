@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -228,9 +229,6 @@ async def serve(settings: AgentSettings, host: str | None) -> None:
     """Until SIGTERM or SIGINT."""
     import uvicorn
 
-    class Server(uvicorn.Server):
-        pass
-
     async def locate() -> str | Undecided:
         return await coordinator_url(settings)
 
@@ -246,12 +244,10 @@ async def serve(settings: AgentSettings, host: str | None) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
-    await Server(config).serve()
+    await uvicorn.Server(config).serve()
 
 
 def main() -> int:
-    import os
-
     try:
         settings = AgentSettings.from_environment()
     except SettingsError as error:
