@@ -82,7 +82,7 @@ class AgentSettings(BaseSettings):
     @field_validator("state_dir", mode="after")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
-        return state_dir(value)
+        return state_dir(value).resolve()
 
     @field_validator("url", mode="after")
     @classmethod

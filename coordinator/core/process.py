@@ -212,6 +212,15 @@ def end(
     return ()
 
 
+def wait(processes: Iterable[ProcessId], *, timeout_s: float) -> tuple[ProcessId, ...]:
+    """Wait until the processes are gone; returns those that are still there after `timeout_s`. Blocks."""
+    until = time.monotonic() + timeout_s
+    left = tuple(processes)
+    while (left := tuple(one for one in left if is_alive(one))) and time.monotonic() < until:
+        time.sleep(_LIST_EVERY_S)
+    return left
+
+
 def tree(root: ProcessId) -> tuple[ProcessId, ...]:
     """`root` and all that runs below it; nothing when `root` is gone (its orphans have another parent then)."""
     if not is_alive(root):

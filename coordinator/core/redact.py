@@ -16,7 +16,7 @@ _SECRET_NAME = re.compile(
 )
 _NOT_A_SECRET = frozenset({"true", "false", "none", "null", "yes", "no"})
 _SHORTEST_SECRET = 8  # shorter values ("1234", "admin") occur in innocent text
-_LONGEST_SHAPE = 512  # bytes; a token of a well-known shape is shorter
+_LONGEST_SHAPE = 4096  # bytes; a token of a well-known shape is shorter
 
 # Hugging Face, Weights & Biases (new), OpenAI and Anthropic, GitHub, AWS, Slack, JSON Web Tokens.
 _TOKEN_SHAPES = (

@@ -1,0 +1,194 @@
+"""What a training left behind: the files of the model, their hashes, and whether every tensor is whole.
+
+A safetensors file names its tensors and their shapes in a header (8 bytes of length, then JSON), so a model
+that was saved without its weights (ZeRO-3, not gathered) is seen without loading it. Only the top level of the
+output folder counts; checkpoints are not the result. Called by `tasks.py` in a thread; hashes in pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+from coordinator.core.catalogue import finding
+from coordinator.core.paths import PathRefused, contained
+from coordinator.core.protocol import ArtifactFacts, CollectResult, Finding, Stage
+
+_PIECE_BYTES = 1 << 20
+_HEADER_LIMIT_BYTES = 100 << 20  # the format's own limit
+_DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+Kind = Literal["model", "adapter", "tokenizer", "config", "other"]
+
+
+class Damaged(Exception):
+    """A safetensors file that is cut short or is not one; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a safetensors header says."""
+
+    count: int
+    empty: tuple[str, ...]
+
+
+def kind_of(name: str) -> Kind:
+    """What a file of the output folder is, by the names Hugging Face's libraries give them."""
+    if name.startswith("adapter_model"):
+        return "adapter"
+    if name.startswith(("model", "pytorch_model", "consolidated")) and name.endswith(
+        (".safetensors", ".bin", ".pt", ".pth")
+    ):
+        return "model"
+    if name.startswith(
+        ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template", "spiece")
+    ):
+        return "tokenizer"
+    return "config" if name.endswith((".json", ".yaml", ".yml")) else "other"
+
+
+def read_header(path: Path) -> Tensors:
+    """Tensors of a safetensors file, after checking that its header and its size agree.
+
+    Raises:
+        Damaged: when they do not.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise Damaged(f"it has {size} bytes, which is too short for a header")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(_HEADER_LIMIT_BYTES, size - 8):
+            raise Damaged(f"its header should have {length} bytes, but the file has only {size}")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError:
+            raise Damaged("its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise Damaged("its header is not a JSON object")
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    end = max((_checked(name, entry) for name, entry in tensors.items()), default=0)
+    if 8 + length + end != size:
+        raise Damaged(f"its header describes {8 + length + end} bytes, but the file has {size}")
+    empty = tuple(sorted(name for name, entry in tensors.items() if 0 in entry["shape"]))
+    return Tensors(len(tensors), empty)
+
+
+def _checked(name: str, entry: object) -> int:
+    """Where a tensor ends, once its entry makes sense."""
+    if not isinstance(entry, Mapping):
+        raise Damaged(f"the entry of tensor {name} is not an object")
+    shape, offsets, dtype = entry.get("shape"), entry.get("data_offsets"), entry.get("dtype")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+        raise Damaged(f"the entry of tensor {name} has no shape or no place")
+    begin, end = offsets
+    width = _DTYPE_BYTES.get(str(dtype))
+    if end < begin or (width is not None and math.prod(shape) * width != end - begin):
+        raise Damaged(
+            f"tensor {name} of shape {list(shape)} and type {dtype} cannot have {end - begin} bytes"
+        )
+    return int(end)
+
+
+def _naturals(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(isinstance(one, int) and one >= 0 for one in value)
+
+
+def collect(
+    work: Path, output_dir: str, going_on: Callable[[], bool] = lambda: True
+) -> tuple[CollectResult, tuple[Finding, ...]]:
+    """Find, hash and verify what lies in `output_dir` of the job's work folder. Blocks; gives up when not `going_on`.
+
+    An absolute `output_dir` is taken as it is: the submission's check has allowed it. Files in it are named by their
+    path relative to `work` where they lie in it, else by their absolute path.
+    """
+    try:
+        folder = Path(output_dir) if Path(output_dir).is_absolute() else contained(work, output_dir)
+    except PathRefused as error:
+        return CollectResult(folder=output_dir), (_lost(f"output_dir {error}."),)
+    artifacts: list[ArtifactFacts] = []
+    findings: list[Finding] = []
+    tensors = 0
+    empty: list[str] = []
+    for path in _files(folder):
+        if not going_on():
+            break
+        name = _relative(path, work)
+        if path.name.endswith(".safetensors"):
+            try:
+                header = read_header(path)
+                tensors += header.count
+                empty += header.empty
+            except (Damaged, OSError) as damage:
+                findings.append(_damaged(name, damage))
+        try:
+            digest, size = _hash(path, going_on)
+        except OSError as error:
+            findings.append(_damaged(name, error))
+            continue
+        artifacts.append(ArtifactFacts(path=name, size_bytes=size, sha256=digest, kind=kind_of(path.name)))
+    findings += _missing_shards(folder)
+    result = CollectResult(
+        folder=str(folder), artifacts=tuple(artifacts), tensors=tensors, empty_tensors=tuple(empty)
+    )
+    return result, tuple(findings)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Regular files at the top level of the output folder; links that lead out of it are left alone."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_file() and entry.resolve().is_relative_to(folder.resolve()):
+            yield entry
+
+
+def _relative(path: Path, work: Path) -> str:
+    base = work.resolve()
+    real = path.resolve()
+    return str(real.relative_to(base)) if real.is_relative_to(base) else str(real)
+
+
+def _hash(path: Path, going_on: Callable[[], bool]) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while going_on() and (piece := file.read(_PIECE_BYTES)):
+            digest.update(piece)
+            size += len(piece)
+    return digest.hexdigest(), size
+
+
+def _missing_shards(folder: Path) -> list[Finding]:
+    """Files that a sharded model's index names and that are not there."""
+    found: list[Finding] = []
+    for index in sorted(folder.glob("*.safetensors.index.json")) if folder.is_dir() else ():
+        try:
+            shards = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            found.append(_damaged(index.name, error))
+            continue
+        missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+        if missing:
+            text = f"{index.name} names {len(missing)} files that are not there, first of them {missing[0]}."
+            found.append(finding("RUN023", text, evidence={"missing": list(missing[:20])}))
+    return found
+
+
+def _damaged(name: str, error: Exception) -> Finding:
+    return finding("RUN023", f"{name} is damaged: {error}.", file=name)
+
+
+def _lost(text: str) -> Finding:
+    return finding("RUN005", text, stage=Stage.COLLECT)

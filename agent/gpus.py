@@ -1,0 +1,130 @@
+"""GPUs as NVML sees them: facts and load without torch and without a CUDA context. Only those this container may use.
+
+CUDA_VISIBLE_DEVICES narrows what a training sees and NVML ignores, so it is applied here. A machine without
+NVIDIA's driver simply has no GPUs. Called by `facts.py`, `telemetry.py` and for the number at registration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pynvml
+
+from coordinator.core.protocol import GpuFacts, GpuTelemetry
+
+
+def facts(environment: Mapping[str, str], problems: list[str]) -> tuple[tuple[GpuFacts, ...], str | None]:
+    """The visible GPUs, and the driver's version; what went wrong is added to `problems`."""
+    handles = _handles(environment, problems)
+    if not handles:
+        return (), _driver()
+    return tuple(_facts(index, handle) for index, handle in enumerate(handles)), _driver()
+
+
+def count(environment: Mapping[str, str]) -> int:
+    """How many GPUs a training in this environment would see."""
+    return len(_handles(environment, []))
+
+
+class Gauges:
+    """Reads the load of the visible GPUs again and again."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._handles = _handles(environment, [])
+
+    def read(self) -> tuple[GpuTelemetry, ...]:
+        return tuple(_telemetry(index, handle) for index, handle in enumerate(self._handles))
+
+
+def visible(setting: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
+    """Indices of the GPUs that CUDA_VISIBLE_DEVICES lets through, in its order.
+
+    As CUDA reads it: None lets all through; entries are indices or beginnings of uuids; the first that names
+    no GPU ends the list.
+    """
+    if setting is None:
+        return tuple(range(len(uuids)))
+    chosen: list[int] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry.isdigit() and int(entry) < len(uuids):
+            index = int(entry)
+        else:
+            matches = [
+                number
+                for number, uuid in enumerate(uuids)
+                if entry.startswith("GPU-") and uuid.startswith(entry)
+            ]
+            if len(matches) != 1:
+                break
+            index = matches[0]
+        if index in chosen:
+            break
+        chosen.append(index)
+    return tuple(chosen)
+
+
+_started = False
+
+
+def _start() -> bool:
+    global _started  # noqa: PLW0603  NVML itself is one per process
+    if not _started:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return False
+        _started = True
+    return True
+
+
+def _handles(environment: Mapping[str, str], problems: list[str]) -> list[Any]:
+    if not _start():
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    except pynvml.NVMLError as error:
+        problems.append(f"the NVIDIA driver answers, but its GPUs cannot be listed: {error}")
+        return []
+    return [handles[index] for index in visible(environment.get("CUDA_VISIBLE_DEVICES"), uuids)]
+
+
+def _driver() -> str | None:
+    if not _started:
+        return None
+    with contextlib.suppress(pynvml.NVMLError):
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def _facts(index: int, handle: Any) -> GpuFacts:
+    known: dict[str, Any] = {"index": index, "name": "unknown"}
+    with contextlib.suppress(pynvml.NVMLError):
+        known["name"] = _text(pynvml.nvmlDeviceGetName(handle))
+        known["uuid"] = _text(pynvml.nvmlDeviceGetUUID(handle))
+    with contextlib.suppress(pynvml.NVMLError):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        known["memory_bytes"], known["free_bytes"] = int(memory.total), int(memory.free)
+    with contextlib.suppress(pynvml.NVMLError):
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        known["compute_capability"] = f"{major}.{minor}"
+    return GpuFacts.model_validate(known)
+
+
+def _telemetry(index: int, handle: Any) -> GpuTelemetry:
+    known: dict[str, Any] = {"index": index}
+    with contextlib.suppress(pynvml.NVMLError):
+        known["utilization"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    with contextlib.suppress(pynvml.NVMLError):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        known["memory_used_bytes"], known["memory_total_bytes"] = int(memory.used), int(memory.total)
+    with contextlib.suppress(pynvml.NVMLError):
+        known["temperature_c"] = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+    return GpuTelemetry.model_validate(known)
+
+
+def _text(value: str | bytes) -> str:
+    """NVML's bindings have returned bytes in some versions and text in others."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,438 @@
+"""The agent's loop: observe, report, converge. Level-triggered, so any of it may be cut off at any moment.
+
+Three loops share what they know through this object: one follows the desired state with a held read, one makes
+this replica be what is desired, one reports what is: at once when there is something new, else every two
+seconds. Made by `__main__.py`. SIGTERM ends the training of this replica; a crash ends nothing, and the next
+agent takes over what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any
+
+import structlog
+
+from agent import addresses, discovery, facts, gpus, identity, launcher
+from agent.client import Backoff, Coordinator, Murmur, NotRegistered
+from agent.identity import Identity
+from agent.probes import echo
+from agent.probes.warm import WarmProbe
+from agent.settings import AgentSettings, platform_ordinal
+from agent.streams import REPORT_BYTES, Mirror
+from agent.tasks import Attempt, Surroundings
+from agent.telemetry import Meter
+from agent.uploads import Uploads
+from coordinator.core.clock import monotonic_s
+from coordinator.core.http import ProblemAnswer, Unreachable
+from coordinator.core.process import ProcessId
+from coordinator.core.protocol import (
+    AttemptPlan,
+    Desired,
+    Facts,
+    Registered,
+    Registration,
+    Report,
+    Telemetry,
+)
+from coordinator.core.redact import Redactor, secrets_of
+
+log = structlog.get_logger("agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often the agent does what, in seconds.
+
+    Attributes:
+        report_s: a report goes out at least so often; the coordinator judges liveness by it.
+        gather_s: what is new waits so long for company.
+        look_s: how often streams are looked at while an attempt is here.
+        stream_s: the least between two reports that carry nothing but stream bytes.
+        marks_s: how often all processes are searched for those of an attempt.
+        last_words_s: how long the end of the streams may take to be delivered when the agent is asked to end.
+    """
+
+    report_s: float = 2.0
+    gather_s: float = 0.25
+    look_s: float = 0.25
+    stream_s: float = 0.5
+    marks_s: float = 15.0
+    last_words_s: float = 3.0
+
+
+class Agent:
+    """The agent of one replica. `run` is its life."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        who: Identity,
+        *,
+        rhythm: Rhythm | None = None,
+    ) -> None:
+        self._settings = settings
+        self._layout = settings.layout
+        self._who = who
+        self._rhythm = rhythm or Rhythm()
+        self._environment = dict(os.environ)
+        self._redactor = Redactor(secrets_of(self._environment))
+        self._coordinator = Coordinator(lambda: discovery.coordinator_url(settings), settings.join_token)
+        self._mirror = Mirror(lambda: self._redactor)
+        self._meter = Meter(settings.state_dir, self._environment)
+        self._warm = WarmProbe(settings.python)
+        self._uploads = Uploads(self._layout, settings.data_roots, self._coordinator)
+        self._around = Surroundings(
+            layout=self._layout,
+            python=settings.python,
+            replica_id=lambda: self._who.replica_id,
+            coordinator=self._coordinator,
+            warm=self._warm,
+            redactor=lambda: self._redactor,
+            news=self._tell,
+        )
+        self._news = asyncio.Event()
+        self._delivered = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._desired: Desired | None = None
+        self._work: Attempt | None = None
+        self._marked: dict[str, set[ProcessId]] = {}
+        self._marked_at_s = float("-inf")
+        self._facts: Facts | None = None
+        self._facts_told: Facts | None = None
+        self._echo: echo.EchoServer | None = None
+        self._introduction: Registration | None = None
+        self._reported_s = float("-inf")
+
+    # --- life
+
+    async def run(self, asked_to_end: asyncio.Event) -> None:
+        """Until `asked_to_end`; then the training of this replica is ended and nothing is left behind.
+
+        Raises:
+            Exception: what a loop could not cope with; the training goes on, and the next agent adopts it.
+        """
+        await self._serve_echo()
+        self._adopt()
+        loops = [
+            asyncio.create_task(loop, name=name)
+            for name, loop in {
+                "register": self._keep_registered(),
+                "follow": self._follow(),
+                "converge": self._converge(),
+                "report": self._report(),
+                "facts": self._learn_facts(),
+            }.items()
+        ]
+        end: asyncio.Task[Any] = asyncio.create_task(asked_to_end.wait())
+        try:
+            await asyncio.wait([end, *loops[:-1]], return_when=asyncio.FIRST_COMPLETED)
+            for loop in loops:
+                if loop.done() and not loop.cancelled() and (error := loop.exception()) is not None:
+                    raise error
+            await self._end_everything(loops)
+        finally:
+            for loop in (end, *loops):
+                loop.cancel()
+            await asyncio.gather(end, *loops, return_exceptions=True)
+            await self._close()
+
+    async def _end_everything(self, loops: list[asyncio.Task[None]]) -> None:
+        """End the training, and deliver the last of its streams while the coordinator listens."""
+        for loop in loops:
+            if loop.get_name() in {"follow", "converge"}:
+                loop.cancel()
+        if self._work is not None:
+            await self._work.aclose()
+        holding = self._holding(look=True)
+        if holding:
+            log.warning("ending what runs here", attempts=sorted(holding))
+        await asyncio.gather(*(self._end(attempt_id) for attempt_id in holding))
+        for attempt_id, _ in launcher.attempt_folders(self._layout):
+            self._mirror.close(attempt_id)
+        if not self._coordinator.registered:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._rhythm.last_words_s):
+                while True:
+                    self._delivered.clear()
+                    self._tell()
+                    await self._delivered.wait()
+                    if not self._mirror.due(monotonic_s()):
+                        return
+
+    async def _close(self) -> None:
+        if self._work is not None:
+            await self._work.aclose()
+        await self._uploads.aclose()
+        await self._warm.close()
+        if self._echo is not None:
+            await self._echo.aclose()
+        await self._coordinator.aclose()
+
+    def _adopt(self) -> None:
+        """Find what an agent before this one left: streams not yet delivered, and an attempt that still runs."""
+        holding = self._holding(look=True)
+        for attempt_id, folder in launcher.attempt_folders(self._layout):
+            if attempt_id in holding or not folder.mirrored.exists():
+                self._mirror.follow(attempt_id, folder)
+        if len(holding) == 1:
+            (attempt_id,) = holding
+            self._work = self._attempt(attempt_id)
+
+    def _attempt(self, attempt_id: str) -> Attempt:
+        job_id, _, number = attempt_id.rpartition("-")
+        folder = self._layout.attempt(job_id, int(number))
+        folder.streams.mkdir(parents=True, exist_ok=True)
+        self._mirror.follow(attempt_id, folder)
+        return Attempt(attempt_id, folder, self._around)
+
+    def _tell(self) -> None:
+        self._news.set()
+
+    # --- registration
+
+    async def _serve_echo(self) -> None:
+        if self._echo is not None:
+            await self._echo.aclose()
+        self._echo = await echo.serve(self._who.replica_id, self._settings.address)
+
+    async def _keep_registered(self) -> None:
+        await self._coordinator.keep_registered(self._introduce, self._outdated, self._welcome)
+
+    async def _introduce(self) -> Registration:
+        """Who this replica is, with the addresses it has now."""
+        settings = self._settings
+        offered = await asyncio.to_thread(addresses.offered, settings.address, self._coordinator.url)
+        hostname = socket.gethostname()
+        ordinal = settings.ordinal
+        return Registration(
+            replica_id=self._who.replica_id,
+            fingerprint=self._who.fingerprint,
+            incarnation=self._who.incarnation,
+            version=_version(),
+            hostname=hostname[:255],
+            addresses=offered[:64],
+            ordinal=platform_ordinal(self._environment, hostname) if ordinal is None else ordinal,
+            beside_coordinator=settings.beside_coordinator,
+            gpu_count=await asyncio.to_thread(gpus.count, self._environment),
+            echo_port=self._echo.port if self._echo else 0,
+            data_roots=settings.data_roots,
+        )
+
+    def _outdated(self, seen: int) -> None:
+        """The coordinator has heard a later incarnation of this replica: its state folder went back in time."""
+        self._who = replace(self._who, incarnation=max(seen, self._who.incarnation) + 1)
+        identity.save(self._layout, self._who)
+
+    async def _welcome(self, registered: Registered) -> None:
+        if registered.replica_id != self._who.replica_id:
+            log.warning(
+                "this replica is a clone and has a new id",
+                was=self._who.replica_id,
+                now=registered.replica_id,
+            )
+            self._who = replace(self._who, replica_id=registered.replica_id)
+            identity.save(self._layout, self._who)
+            port = self._echo.port if self._echo else 0
+            assert self._echo is not None
+            await self._echo.aclose()
+            self._echo = await echo.serve(self._who.replica_id, self._settings.address, port)
+        self._facts_told = None
+        self._mirror.ask_again()
+        self._tell()
+
+    # --- facts
+
+    async def _learn_facts(self) -> None:
+        """What can be known without torch at once, and what torch knows when it has been imported."""
+        try:
+            await self._warm.start()
+            plain = await asyncio.to_thread(
+                facts.gather, self._settings.state_dir, self._settings.python, self._environment
+            )
+            self._facts = plain
+            self._tell()
+            said: dict[str, Any] = await self._warm.torch_facts()
+            self._facts = facts.merge(plain, said)
+            self._tell()
+        except Exception as error:  # facts are wanted, but an agent without them is better than none
+            log.exception("facts could not be learned")
+            self._facts = (self._facts or Facts()).model_copy(update={"problems": (f"facts: {error}",)})
+            self._tell()
+
+    # --- what should be
+
+    async def _follow(self) -> None:
+        """Know the desired state, always."""
+        version, backoff, murmur = "", Backoff(), Murmur()
+        while True:
+            await self._coordinator.wait_registered()
+            try:
+                desired = await self._coordinator.desired(version)
+            except NotRegistered:
+                continue
+            except (Unreachable, ProblemAnswer) as error:
+                murmur.say("the coordinator does not answer; what runs here goes on", why=str(error))
+                await asyncio.sleep(backoff.again_s())
+                with contextlib.suppress(Unreachable):
+                    await self._coordinator.relocate()
+                continue
+            backoff.reset()
+            murmur.over("the coordinator answers again", url=self._coordinator.url)
+            if desired is None:
+                continue
+            if desired.version == version:  # told at once what is known already: never ask in a busy circle
+                await asyncio.sleep(1.0)
+            version = desired.version
+            self._desired = desired
+            self._uploads.want(desired.uploads)
+            self._wanted.set()
+
+    async def _converge(self) -> None:
+        """Make this replica be what is desired: first end what is not, then do what is."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            desired = self._desired
+            if desired is None:
+                continue
+            plan = desired.attempt
+            await self._leave_others(plan)
+            if self._desired is not desired and _differs(self._desired, plan):
+                self._wanted.set()  # something else is desired by now
+                continue
+            if plan is not None:
+                if self._work is None:
+                    self._work = self._attempt(plan.attempt_id)
+                self._learn_secrets(plan)
+                self._work.want(plan)
+                self._tell()
+
+    async def _leave_others(self, plan: AttemptPlan | None) -> None:
+        """End every attempt but the desired one, and report it as long as anything of it is left."""
+        wanted = plan.attempt_id if plan else None
+        if self._work is not None and self._work.attempt_id != wanted:
+            await self._work.aclose()
+        others = self._holding(look=True) - {wanted}
+        if others:
+            log.info("ending", attempts=sorted(others))
+            await asyncio.gather(*(self._end(attempt_id) for attempt_id in others))
+        left = self._holding(look=False)
+        if self._work is not None and self._work.attempt_id != wanted:
+            self._work = None
+            await self._warm.start()
+        for attempt_id, _ in launcher.attempt_folders(self._layout):
+            if attempt_id != wanted and attempt_id not in left:
+                self._mirror.close(attempt_id)
+        if others - left:
+            self._tell()
+        if left - {wanted}:
+            asyncio.get_running_loop().call_later(self._rhythm.marks_s, self._wanted.set)
+
+    async def _end(self, attempt_id: str) -> None:
+        stuck = await asyncio.to_thread(launcher.end_attempt, attempt_id, self._layout)
+        if stuck:
+            log.error("not even SIGKILL ends them", attempt=attempt_id, pids=[one.pid for one in stuck])
+        launcher.reap()
+        self._look_for_marks()
+
+    def _learn_secrets(self, plan: AttemptPlan) -> None:
+        self._redactor = self._redactor.with_secrets(secrets_of(plan.environment))
+
+    # --- what is
+
+    def _look_for_marks(self) -> None:
+        self._marked, self._marked_at_s = launcher.marked(self._layout), monotonic_s()
+
+    def _holding(self, *, look: bool) -> set[str]:
+        """Attempts of which something runs here. `look`: search all processes now, not only now and then."""
+        if look or monotonic_s() - self._marked_at_s >= self._rhythm.marks_s:
+            self._look_for_marks()
+        held = set(self._marked)
+        if self._work is not None and (self._work.busy or launcher.shims(self._work.folder)):
+            held.add(self._work.attempt_id)
+        return held
+
+    async def _report(self) -> None:
+        """Say what is: at once when something is new, else in the usual rhythm."""
+        backoff, murmur = Backoff(), Murmur()
+        telemetry_s = float("-inf")
+        full = False
+        while True:
+            await self._coordinator.wait_registered()
+            await self._something_to_say(full)
+            self._news.clear()
+            now_s = monotonic_s()
+            telemetry = None
+            if now_s - telemetry_s >= self._rhythm.report_s * 0.9:
+                telemetry, telemetry_s = self._meter.read(self._roots()), now_s
+            report = self._compose(telemetry, now_s)
+            try:
+                reply = await self._coordinator.report(report)
+            except NotRegistered:
+                continue
+            except (Unreachable, ProblemAnswer) as error:
+                murmur.say(
+                    "reports do not arrive; they are kept", why=str(error), bytes=self._mirror.backlog_bytes()
+                )
+                self._news.set()
+                await asyncio.sleep(backoff.again_s())
+                continue
+            backoff.reset()
+            murmur.over("reports arrive again")
+            self._reported_s = now_s
+            self._delivered.set()
+            self._facts_told = report.facts or self._facts_told
+            self._mirror.acknowledge(report.appends, reply.acknowledged, now_s)
+            full = sum(len(append.data) for append in report.appends) >= REPORT_BYTES // 2
+
+    async def _something_to_say(self, full: bool) -> None:
+        """Return when a report is due. `full`: the last one could not carry all there was."""
+        rhythm = self._rhythm
+        due_s = self._reported_s + rhythm.report_s
+        stream_s = self._reported_s + (0.0 if full else rhythm.stream_s)
+        while True:
+            if self._news.is_set():
+                await asyncio.sleep(rhythm.gather_s)
+                return
+            now_s = monotonic_s()
+            following = self._mirror.following
+            if now_s >= due_s or (following and now_s >= stream_s and self._mirror.due(now_s)):
+                return
+            pause_s = min(due_s - now_s, rhythm.look_s) if following else due_s - now_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._news.wait()
+
+    def _compose(self, telemetry: Telemetry | None, now_s: float) -> Report:
+        return Report(
+            incarnation=self._who.incarnation,
+            holding=tuple(sorted(self._holding(look=False))),
+            attempt_id=self._work.attempt_id if self._work else None,
+            tasks=self._work.reports if self._work else (),
+            appends=self._mirror.appends(now_s),
+            facts=self._facts if self._facts is not self._facts_told else None,
+            telemetry=telemetry,
+        )
+
+    def _roots(self) -> tuple[ProcessId, ...]:
+        return launcher.shims(self._work.folder) if self._work else ()
+
+
+def _differs(desired: Desired | None, plan: AttemptPlan | None) -> bool:
+    """Whether by now another attempt is desired than that of `plan`."""
+    now = desired.attempt if desired else None
+    return (now.attempt_id if now else None) != (plan.attempt_id if plan else None)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("rankcall")
+    except metadata.PackageNotFoundError:
+        return ""

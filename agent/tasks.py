@@ -1,0 +1,359 @@
+"""One attempt on this replica: its files, its tasks, and where each of them stands.
+
+`Attempt.want` is level-triggered: told the same plan again it does nothing, told one with a task it has not seen
+it does that task once. Finished reports are kept on disk and repeated for as long as the attempt is desired, also
+by the agent that comes after this one; processes of the attempt are adopted. Called by `main.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from pydantic import JsonValue, ValidationError
+
+from agent import collect, launcher
+from agent.client import Backoff, Coordinator, NotRegistered
+from agent.files import NotPlaced, place_bundle, place_rendered
+from agent.launcher import TaskFolder
+from agent.probes import sockets, tcp
+from agent.probes.warm import WarmProbe
+from coordinator.core import process
+from coordinator.core.catalogue import finding
+from coordinator.core.clock import monotonic_s
+from coordinator.core.http import ProblemAnswer, Unreachable
+from coordinator.core.paths import AttemptFolder, Layout, PathRefused, contained, write_whole
+from coordinator.core.protocol import (
+    AttemptPlan,
+    CollectiveTask,
+    CollectTask,
+    Finding,
+    RunResult,
+    RunTask,
+    Stage,
+    Task,
+    TaskReport,
+    TaskResult,
+    TcpTask,
+)
+from coordinator.core.redact import Redactor
+
+log = structlog.get_logger("agent")
+
+_TAIL_BYTES = 16 << 10
+_TAIL_LINES = 40
+_OUTPUT_LIMIT_BYTES = 4 << 20  # a result file longer than that is not ours
+_PORT_PATIENCE_S = 3.0  # the collective check may be closing the port this very moment
+_REPORT_MARGIN_S = 5.0  # a task that judges itself late answers a little after its deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an attempt needs of its agent.
+
+    Attributes:
+        news: to be called when a report has changed.
+        redactor: masks what goes into reports.
+    """
+
+    layout: Layout
+    python: str
+    replica_id: Callable[[], str]
+    coordinator: Coordinator
+    warm: WarmProbe
+    redactor: Callable[[], Redactor]
+    news: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    ok: bool
+    result: TaskResult | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+class _Failed(Exception):
+    """The task has failed for a reason that is known."""
+
+    def __init__(self, found: Finding) -> None:
+        super().__init__(found.message)
+        self.finding = found
+
+
+class Attempt:
+    """One attempt; made for what is found on disk after a restart, or for a plan that has just come."""
+
+    def __init__(self, attempt_id: str, folder: AttemptFolder, around: Surroundings) -> None:
+        self.attempt_id = attempt_id
+        self.folder = folder
+        self._around = around
+        self._reports: dict[str, TaskReport] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._adopt()
+
+    @property
+    def reports(self) -> tuple[TaskReport, ...]:
+        return tuple(self._reports.values())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def want(self, plan: AttemptPlan) -> None:
+        """Do the plan's task, unless it has been done or is being done."""
+        task = plan.task
+        if task is not None and task.task_id not in self._reports:
+            self._begin(task, plan)
+
+    async def aclose(self) -> None:
+        """Stop working on it. Processes are not touched: who ends an attempt does that."""
+        running = tuple(self._running.values())
+        if any(self._reports[task_id].stage is Stage.COLLECTIVE for task_id in self._running):
+            await self._around.warm.close()  # else it stays in the round until the deadline
+        for work in running:
+            work.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._running.clear()
+
+    def _adopt(self) -> None:
+        """Take over what an agent before this one left: finished reports, and processes that still run."""
+        for folder in launcher.task_folders(self.folder):
+            with contextlib.suppress(OSError, ValidationError):
+                report = TaskReport.model_validate_json(folder.result_file.read_bytes())
+                self._reports[report.task_id] = report
+                continue
+            task = folder.task()
+            if task is not None and folder.stands() != "new":
+                log.info("adopted", attempt=self.attempt_id, task=task.task_id, stands=folder.stands())
+                self._begin(task, None)
+
+    def _begin(self, task: Task, plan: AttemptPlan | None) -> None:
+        self._reports[task.task_id] = TaskReport(task_id=task.task_id, stage=task.stage, state="running")
+        self._running[task.task_id] = asyncio.create_task(self._see_through(task, plan))
+        self._around.news()
+
+    async def _see_through(self, task: Task, plan: AttemptPlan | None) -> None:
+        """Do the task and report how it went, whatever happens."""
+        try:
+            outcome = await self._do(task, plan)
+        except _Failed as failure:
+            outcome = _Outcome(ok=False, findings=(failure.finding,))
+        except TimeoutError:
+            late = f"{task.stage.value} was not finished after {task.deadline_s:.0f} s."
+            outcome = _Outcome(ok=False, findings=(self._found("SYS004", late, task),))
+        except (
+            Exception
+        ) as error:  # the one place where a mistake of ours becomes a report instead of a crash
+            log.exception("a task failed", attempt=self.attempt_id, task=task.task_id)
+            text = f"The agent failed at {task.task_id}: {type(error).__name__}: {error}"
+            outcome = _Outcome(ok=False, findings=(self._found("RUN026", text, task),))
+        report = TaskReport(
+            task_id=task.task_id,
+            stage=task.stage,
+            state="succeeded" if outcome.ok else "failed",
+            result=outcome.result,
+            findings=outcome.findings,
+        )
+        await self._keep(report)
+        self._reports[task.task_id] = report
+        self._running.pop(task.task_id, None)
+        log.info("task ended", attempt=self.attempt_id, task=task.task_id, state=report.state)
+        self._around.news()
+
+    async def _keep(self, report: TaskReport) -> None:
+        path = self.folder.task(report.task_id) / "result.json"
+        try:
+            await asyncio.to_thread(write_whole, path, report.model_dump_json().encode())
+        except (
+            OSError
+        ) as error:  # a full disk: the report is made all the same, only a restart would forget it
+            log.warning("a report cannot be kept", task=report.task_id, why=str(error))
+
+    async def _do(self, task: Task, plan: AttemptPlan | None) -> _Outcome:
+        if isinstance(task, RunTask):
+            return await self._run(task, plan)
+        async with asyncio.timeout(task.deadline_s + _REPORT_MARGIN_S):
+            if isinstance(task, TcpTask):
+                return _Outcome(ok=True, result=await tcp.probe(task, self._around.replica_id()))
+            if isinstance(task, CollectiveTask):
+                return _Outcome(ok=True, result=await self._around.warm.collective(task))
+            return await self._collect(task, plan)
+
+    async def _collect(self, task: CollectTask, plan: AttemptPlan | None) -> _Outcome:
+        assert plan is not None
+        given_up = threading.Event()
+        work = self._around.layout.work(plan.job_id)
+        try:
+            result, findings = await asyncio.to_thread(
+                collect.collect, work, task.output_dir, lambda: not given_up.is_set()
+            )
+        finally:
+            given_up.set()
+        return _Outcome(ok=not findings, result=result, findings=findings)
+
+    # --- processes
+
+    async def _run(self, task: RunTask, plan: AttemptPlan | None) -> _Outcome:
+        """Start the task's process, or take it over, and wait for its end."""
+        folder = TaskFolder(self.folder.task(task.task_id))
+        if plan is not None and folder.shim() is None:
+            await self._start(folder, task, plan)
+        ended_for = await self._watch(folder, task)
+        ending = folder.exit()
+        if ending is None:
+            await asyncio.to_thread(launcher.end_attempt, self.attempt_id, self._around.layout)
+            text = f"The process of {task.task_id} is gone, and its exit code with it."
+            raise _Failed(self._found("RUN022", text, task, evidence={"tail": list(self._tail(task))}))
+        result = RunResult(
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            started_at=ending.started_at,
+            ended_at=ending.ended_at,
+            output=self._output(task),
+            tail=self._tail(task),
+        )
+        findings: tuple[Finding, ...] = (ended_for,) if ended_for else ()
+        if ending.error:
+            findings += (self._found("RUN024", f"{ending.error[:1].upper()}{ending.error[1:]}.", task),)
+        return _Outcome(ok=ending.exit_code == 0 and not findings, result=result, findings=findings)
+
+    async def _start(self, folder: TaskFolder, task: RunTask, plan: AttemptPlan) -> None:
+        around = self._around
+        await self._place(task, plan)
+        if task.stage is Stage.TRAIN:
+            # Ours alone need the memory from here on; the next attempt's handshake starts it again.
+            await around.warm.close()
+            if plan.rank == 0:
+                await self._rendezvous_port_free(task, plan)
+        try:
+            launcher.write_spec(folder, task, plan, around.layout, around.python)
+            launcher.start(folder, plan, self.folder)
+        except OSError as error:
+            text = f"{task.task_id} cannot be started: {error.strerror or error}."
+            raise _Failed(self._found("RUN024", text, task)) from None
+        if not await launcher.started(folder):
+            said = _last_lines(folder.root / "shim.log")
+            text = f"The shim of {task.task_id} did not start{': ' + said[-1] if said else ''}."
+            raise _Failed(self._found("RUN024", text, task, evidence={"tail": list(said)}))
+
+    async def _place(self, task: Task, plan: AttemptPlan) -> None:
+        """Files and bundle in place; a coordinator that is away is waited for."""
+        backoff = Backoff()
+        while True:
+            try:
+                await asyncio.to_thread(place_rendered, plan.files, self.folder)
+                await place_bundle(
+                    plan, self._around.layout, lambda into: self._around.coordinator.bundle(plan.job_id, into)
+                )
+                return
+            except NotPlaced as error:
+                text = f"{str(error)[:1].upper()}{str(error)[1:]}"
+                raise _Failed(self._found("RUN025", text, task)) from None
+            except (Unreachable, NotRegistered):
+                await asyncio.sleep(backoff.again_s())
+            except ProblemAnswer as error:
+                text = f"The coordinator does not hand out the job's files: {error}"
+                raise _Failed(self._found("RUN025", text, task)) from None
+
+    async def _rendezvous_port_free(self, task: RunTask, plan: AttemptPlan) -> None:
+        """The kernel's table says whether the port that all ranks agreed on is still nobody's."""
+        text = {**plan.environment, **task.environment}.get("MASTER_PORT", "")
+        if not text.isdigit():
+            return
+        port, until = int(text), monotonic_s() + _PORT_PATIENCE_S
+        while True:
+            _, holders = await asyncio.to_thread(lambda: sockets.first_free((port,), sockets.table()))
+            if not holders:
+                return
+            if monotonic_s() > until:
+                taken = f"Port {port}, which all ranks agreed on for their rendezvous, is held by {holders[port]}."
+                evidence: dict[str, JsonValue] = {"port": port, "holder": holders[port]}
+                raise _Failed(self._found("RUN020", taken, task, evidence=evidence))
+            await asyncio.sleep(0.25)
+
+    async def _watch(self, folder: TaskFolder, task: RunTask) -> Finding | None:
+        """Wait for the end; ask for it when the task is late or silent, and say so."""
+        record = folder.shim()
+        if record is None:
+            return None
+        asked: Finding | None = None
+        grown_at_s, size = monotonic_s(), -1
+        while True:
+            left_s = task.deadline_s - process.age_s(record.shim)
+            look_s = launcher.TIMES.look_s if task.idle_s is not None else 60.0
+            if await launcher.ended(record.shim, max(0.1, min(look_s, left_s)) if asked is None else 60.0):
+                return asked
+            if asked is not None:
+                continue
+            if left_s <= 0:
+                late = f"{task.task_id} was not finished after {task.deadline_s:.0f} s and was ended."
+                asked = self._found("SYS004", late, task)
+            elif task.idle_s is not None:
+                now_s, before, size = monotonic_s(), size, self._written()
+                if size != before:
+                    grown_at_s = now_s
+                elif now_s - grown_at_s > task.idle_s:
+                    text = f"{task.task_id} said nothing for {task.idle_s:.0f} s and was ended."
+                    asked = self._found("RUN021", text, task, evidence={"tail": list(self._tail(task))})
+            if asked is not None:
+                launcher.ask_to_end(folder)
+
+    def _written(self) -> int:
+        """Bytes in all streams of the attempt."""
+        total = 0
+        with contextlib.suppress(OSError):
+            for entry in self.folder.streams.iterdir():
+                total += entry.stat().st_size
+        return total
+
+    def _output(self, task: RunTask) -> JsonValue:
+        """What the process left in its result file, or None where that is missing or not JSON."""
+        if task.result_file is None:
+            return None
+        try:
+            path = contained(self.folder.root, task.result_file)
+            if path.stat().st_size > _OUTPUT_LIMIT_BYTES:
+                return None
+            output: JsonValue = json.loads(path.read_bytes())
+        except (OSError, ValueError, PathRefused):
+            return None
+        return output
+
+    def _tail(self, task: RunTask) -> tuple[str, ...]:
+        redactor = self._around.redactor()
+        return tuple(redactor.mask_text(line) for line in _last_lines(self.folder.streams / task.stream))
+
+    def _found(
+        self, code: str, message: str, task: Task, evidence: dict[str, JsonValue] | None = None
+    ) -> Finding:
+        return finding(
+            code,
+            self._around.redactor().mask_text(message),
+            stage=task.stage,
+            replica=self._around.replica_id(),
+            evidence=evidence,
+        )
+
+
+def _last_lines(path: Path) -> tuple[str, ...]:
+    """The last lines of a log as a person sees them: of a progress bar only its last state."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(_shown(text.split("\n")))[-_TAIL_LINES:]
+
+
+def _shown(lines: Iterable[str]) -> Iterable[str]:
+    for line in lines:
+        last = line.rstrip("\r").rsplit("\r", 1)[-1].rstrip()
+        if last:
+            yield last
