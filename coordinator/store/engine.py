@@ -57,9 +57,9 @@ def parsed(url: str) -> URL:
     return made.set(drivername="sqlite+pysqlite")
 
 
-def writing(url: URL) -> Engine:
+def writing(url: URL, lock_wait_s: float = LOCK_WAIT_S) -> Engine:
     """An engine whose transactions exclude each other. It keeps no pool: the writer keeps its connection."""
-    engine = _engine(url, read_only=False, poolclass=NullPool)
+    engine = _engine(url, lock_wait_s, read_only=False, poolclass=NullPool)
     if url.get_backend_name() == "sqlite":
         event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
     else:
@@ -71,9 +71,11 @@ def writing(url: URL) -> Engine:
     return engine
 
 
-def reading(url: URL) -> Engine:
+def reading(url: URL, lock_wait_s: float = LOCK_WAIT_S) -> Engine:
     """An engine whose transactions see one unchanging state of the store and cannot write."""
-    engine = _engine(url, read_only=True, pool_size=READERS, max_overflow=0, pool_pre_ping=_is_server(url))
+    engine = _engine(
+        url, lock_wait_s, read_only=True, pool_size=READERS, max_overflow=0, pool_pre_ping=_is_server(url)
+    )
     if url.get_backend_name() == "sqlite":
         event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN"))
     return engine
@@ -88,8 +90,10 @@ def prepare_file(url: URL) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = f"{path.parent} is not a folder" if in_the_way else error.strerror
         raise StoreError(
-            f"the store {path} cannot be opened: {error.strerror}; "
+            f"the store {path} cannot be opened: {reason}; "
             "check RANKCALL_STATE_DIR, and that this user may write there"
         ) from error
 
@@ -120,13 +124,13 @@ def _is_server(url: URL) -> bool:
     return url.get_backend_name() != "sqlite"
 
 
-def _engine(url: URL, *, read_only: bool, **pool: Any) -> Engine:
+def _engine(url: URL, lock_wait_s: float, *, read_only: bool, **pool: Any) -> Engine:
     if _is_server(url):
-        return _postgresql(url, read_only=read_only, **pool)
+        return _postgresql(url, lock_wait_s, read_only=read_only, **pool)
     engine = create_engine(
         url,
         # No implicit transactions: the begin events above start them. Any thread may use a reader.
-        connect_args={"timeout": LOCK_WAIT_S, "isolation_level": None, "check_same_thread": False},
+        connect_args={"timeout": lock_wait_s, "isolation_level": None, "check_same_thread": False},
         json_serializer=driver.json_text,
         **pool,
     )
@@ -141,8 +145,8 @@ def _engine(url: URL, *, read_only: bool, **pool: Any) -> Engine:
     return engine
 
 
-def _postgresql(url: URL, *, read_only: bool, **pool: Any) -> Engine:
-    settings = {"lock_timeout": f"{int(LOCK_WAIT_S * 1000)}", "application_name": "rankcall"}
+def _postgresql(url: URL, lock_wait_s: float, *, read_only: bool, **pool: Any) -> Engine:
+    settings = {"lock_timeout": f"{int(lock_wait_s * 1000)}", "application_name": "rankcall"}
     if read_only:
         settings |= {
             "default_transaction_read_only": "on",

@@ -56,6 +56,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("Name or service not known", "its host name is unknown", "correct RANKCALL_DATABASE_URL"),
     ("does not exist", "it has no such database or user", "create it, or correct RANKCALL_DATABASE_URL"),
     ("Connection refused", "no server listens there", "start it, or correct RANKCALL_DATABASE_URL"),
+    ("the database system is", "the server is just starting or ending", "rankcall connects again"),
     ("timeout expired", "no server answers there", "correct RANKCALL_DATABASE_URL, or let this host through"),
     ("server closed the connection", "the connection broke", "see the server's log; rankcall connects again"),
     ("terminating connection", "the connection was ended", "see the server's log; rankcall connects again"),

@@ -34,11 +34,14 @@ class Store:
         self._pool = ThreadPoolExecutor(engine.READERS, thread_name_prefix="store-reader")
 
     @classmethod
-    def open(cls, url: str) -> Store:
-        """Open a store, making or migrating it as needed: `sqlite:////abs/path` or `postgresql+psycopg://…`."""
+    def open(cls, url: str, *, lock_wait_s: float = engine.LOCK_WAIT_S) -> Store:
+        """Open a store, making or migrating it as needed: `sqlite:////abs/path` or `postgresql+psycopg://…`.
+
+        `lock_wait_s` is how long a write waits for a transaction of another process before it fails.
+        """
         parsed = engine.parsed(url)
         engine.prepare_file(parsed)
-        writing = engine.writing(parsed)
+        writing = engine.writing(parsed, lock_wait_s)
         try:
             engine.use_write_ahead_log(parsed)
             with writing.connect() as c:
@@ -46,7 +49,8 @@ class Store:
         except Exception as error:
             writing.dispose()
             raise explain(error, parsed) from error.__cause__
-        return cls(parsed, Writer(writing, lambda error: explain(error, parsed)), engine.reading(parsed))
+        writer = Writer(writing, lambda error: explain(error, parsed))
+        return cls(parsed, writer, engine.reading(parsed, lock_wait_s))
 
     @property
     def name(self) -> str:

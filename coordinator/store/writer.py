@@ -117,7 +117,8 @@ class Writer:
         try:
             outcomes = self._tried(group)
         except Exception as error:  # the thread outlives whatever a database does; every caller is told
-            outcomes = [Outcome(error=self.explain(error)) for _ in group]
+            cause = error.cause if isinstance(error, _Transaction) else error
+            outcomes = [Outcome(error=self.explain(cause)) for _ in group]
         figures = self.figures
         figures.groups += 1
         figures.operations += len(group)
@@ -129,41 +130,41 @@ class Writer:
     def _tried(self, group: Sequence[Waiting]) -> list[Outcome]:
         try:
             return self._together(group)
-        except _CommitFailed as failed:
-            # Whether it was committed is unknown if the connection broke: the callers must look.
-            raise failed.error from None
+        except _Commit:
+            # If the connection broke just now, nobody knows whether it is committed: the callers must look.
+            raise
+        except _Transaction:
+            if self._connection is not None:
+                raise  # no operation is to blame: there is no transaction to be had
+            return self._together(group)  # the idle connection had been cut; the server may well be there
         except Exception as error:
             self.figures.reruns += 1
             if self._connection is None and is_database_error(error):
-                return self._together(group)  # the server had gone away; it may be back
+                return self._together(group)
             if len(group) == 1 and not is_database_error(error):
                 return [Outcome(error=self.explain(error))]
             # Also a lone one: what it believed of a stream may have been out of date (see pending.py).
             return self._one_by_one(group)
 
     def _together(self, group: Sequence[Waiting]) -> list[Outcome]:
-        c, gathered = self._connected()
+        c, gathered = self._begun()
         try:
-            transaction = c.begin()
             outcomes = [Outcome(waiting.operation(c)) for waiting in group]
             gathered.flush(c)
         except BaseException:
             self._roll_back(c, gathered)
             raise
-        self._commit(c, gathered, transaction.commit)
+        self._commit(c, gathered)
         return outcomes
 
     def _one_by_one(self, group: Sequence[Waiting]) -> list[Outcome]:
-        c, gathered = self._connected()
-        outcomes: list[Outcome] = []
+        c, gathered = self._begun()
         try:
-            transaction = c.begin()
-            for waiting in group:
-                outcomes.append(self._guarded(c, gathered, waiting.operation))
+            outcomes = [self._guarded(c, gathered, waiting.operation) for waiting in group]
         except BaseException:
             self._roll_back(c, gathered)
             raise
-        self._commit(c, gathered, transaction.commit)
+        self._commit(c, gathered)
         return outcomes
 
     def _guarded(self, c: Connection, gathered: pending.Pending, operation: Operation) -> Outcome:
@@ -179,18 +180,28 @@ class Writer:
         savepoint.commit()
         return Outcome(value)
 
-    def _connected(self) -> tuple[Connection, pending.Pending]:
-        if self._connection is None:
-            self._connection = self.engine.connect()
-            pending.attach(self._connection)
-        return self._connection, pending.of(self._connection)
-
-    def _commit(self, c: Connection, gathered: pending.Pending, commit: Callable[[], None]) -> None:
+    def _begun(self) -> tuple[Connection, pending.Pending]:
         try:
-            commit()
+            if self._connection is None:
+                self._connection = self.engine.connect()
+                pending.attach(self._connection)
+            c = self._connection
+            gathered = pending.of(c)
+        except Exception as error:
+            raise _Transaction(error) from error
+        try:
+            c.begin()
         except Exception as error:
             self._roll_back(c, gathered)
-            raise _CommitFailed(error) from error
+            raise _Transaction(error) from error
+        return c, gathered
+
+    def _commit(self, c: Connection, gathered: pending.Pending) -> None:
+        try:
+            c.commit()
+        except Exception as error:
+            self._roll_back(c, gathered)
+            raise _Commit(error) from error
         gathered.committed()
 
     def _roll_back(self, c: Connection, gathered: pending.Pending) -> None:
@@ -212,9 +223,16 @@ class Writer:
             return
 
 
-@dataclass
-class _CommitFailed(Exception):
-    error: BaseException
+class _Transaction(Exception):
+    """No transaction could be begun: no connection, or another process would not end its own."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class _Commit(_Transaction):
+    """The transaction could not be committed."""
 
 
 def _is_broken(c: Connection) -> bool:

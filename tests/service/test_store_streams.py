@@ -157,10 +157,8 @@ def test_streams_of_other_names_replicas_and_attempts_are_others(store: Store) -
             streams.append(c, *key, 0, b"%d" % number * (number + 1))
 
     store.write_now(write)
-    for number, key in enumerate(keys):
-        assert store.read_now(lambda c, key=key: streams.read(c, *key, 0, 99)) == b"%d" % number * (
-            number + 1
-        )  # type: ignore[misc]
+    contents = store.read_now(lambda c: [streams.read(c, *key, 0, 99) for key in keys])
+    assert contents == [b"%d" % number * (number + 1) for number in range(len(keys))]
     assert store.read_now(lambda c: streams.sizes(c, attempt, "r-2")) == {"train.log": 3, "progress.0": 4}
     found = store.read_now(lambda c: streams.of_attempt(c, attempt))
     assert [(s.replica_id, s.name, s.size_bytes) for s in found] == [
