@@ -135,10 +135,9 @@ export class Chart {
           ...lines.map(({ name, colour: line, evaluated }) => ({
             label: name,
             stroke: colour(line),
-            width: evaluated ? 2 : 1.75,
-            dash: evaluated ? [5, 4] : undefined,
+            width: evaluated ? 2.25 : 1.4,
             spanGaps: true,
-            points: { show: evaluated ? true : undefined, size: 7, fill: colour("--surface"), width: 2 },
+            points: { show: evaluated ? true : undefined, size: 8, fill: colour("--surface"), width: 2 },
           })),
         ],
         hooks: { setCursor: [(plot) => this.#sayAt(measure, plot)] },

@@ -2,10 +2,18 @@
 // exact offset after a broken link, and fetches what came earlier on demand.
 
 import { ask } from "../shared/api.js";
+import { whileSeen } from "../shared/live.js";
 
 // What is shown at first, and each time something earlier is asked for.
 const WINDOW_BYTES = 256 * 1024;
+// Within so many bytes a line begins, or else the window begins in the middle of one.
+const LINE_BYTES = 16 * 1024;
 const AGAIN_MS = 1500;
+
+/** Where in `bytes` the next line begins. */
+function lineStart(bytes) {
+  return bytes.indexOf(10) + 1;
+}
 
 export class Feed {
   /** Offset of the first byte shown, and of the next one to come. */
@@ -13,9 +21,12 @@ export class Feed {
   size = 0;
   #url;
   #on;
-  #abort = new AbortController();
   #running;
+  #ended = false;
+  #seen = true;
+  #request = new AbortController();
   #wake = () => {};
+  #unwatch;
 
   /**
    * `url(query)` is the address of the stream. `on.text` gets text in order, `on.state` a word about the link ("" when
@@ -25,99 +36,117 @@ export class Feed {
     this.#url = url;
     this.#on = on;
     this.#running = on.running;
+    this.#unwatch = whileSeen({ hidden: () => this.#rest(), seen: () => this.#resume() });
     this.#follow();
   }
 
   /** Whether more may come. */
   running(yes) {
-    if (this.#running && !yes) this.#wake();
+    const ends = this.#running && !yes;
     this.#running = yes;
+    if (ends) this.#wake();
   }
 
   /** Stop; nothing is delivered any more. */
   end() {
-    this.#abort.abort();
+    this.#ended = true;
+    this.#unwatch();
+    this.#request.abort();
+    this.#wake();
+  }
+
+  #rest() {
+    this.#seen = false;
+    this.#request.abort();
+  }
+
+  #resume() {
+    this.#seen = true;
     this.#wake();
   }
 
   async #follow() {
-    const { signal } = this.#abort;
     let decoder = null;
-    while (!signal.aborted) {
+    while (!this.#ended) {
+      // Read before asking: once nothing runs any more, one more look has everything.
       const last = !this.#running;
       try {
+        this.#request = new AbortController();
         if (decoder === null) {
           await this.#begin();
           decoder = new TextDecoder();
         }
-        await this.#read(decoder, !last);
-        this.#on.state(last ? "" : this.#running ? "following" : "");
-        if (last) return;
+        const caughtUp = await this.#read(decoder, !last);
+        if (last && caughtUp) {
+          this.#said("");
+          return;
+        }
+        if (!caughtUp) continue;
       } catch (problem) {
-        if (signal.aborted) return;
-        // 404: the stream does not exist yet.
-        this.#on.state(problem.status === 404 ? "" : "reconnecting…");
+        // 404: this stream has not been written to.
         if (last && problem.status === 404) return;
+        this.#said(problem.status === 404 || !this.#seen ? "" : "reconnecting…");
       }
       await this.#pause();
     }
   }
 
-  /** Learn the size and choose where to begin: at the start of a line. */
+  #said(words) {
+    if (!this.#ended) this.#on.state(words);
+  }
+
+  async #bytes(query) {
+    const response = await ask(this.#url(query), { signal: this.#request.signal });
+    return { response, bytes: new Uint8Array(await response.arrayBuffer()) };
+  }
+
+  /** Begin a window before the end, at the start of a line. */
   async #begin() {
-    const { signal } = this.#abort;
-    const response = await ask(this.#url({ offset: 0, limit: 1 }), { signal });
-    const size = Number(response.headers.get("x-rankcall-size") ?? 0);
-    await response.body?.cancel();
-    this.start = Math.max(0, size - WINDOW_BYTES);
-    if (this.start > 0) this.start += await this.#toLineStart(this.start);
+    const { response, bytes } = await this.#bytes({ offset: -WINDOW_BYTES, limit: LINE_BYTES });
+    const offset = Number(response.headers.get("x-rankcall-offset") ?? 0);
+    this.start = offset === 0 ? 0 : offset + lineStart(bytes);
     this.size = this.start;
   }
 
-  /** Bytes from `offset` to the start of the next line. */
-  async #toLineStart(offset) {
-    const { signal } = this.#abort;
-    const response = await ask(this.#url({ offset, limit: 16_384 }), { signal });
-    const head = new Uint8Array(await response.arrayBuffer());
-    return head.indexOf(10) + 1;
-  }
-
+  /** Deliver what comes; whether that was all there was. */
   async #read(decoder, follow) {
-    const { signal } = this.#abort;
-    const response = await ask(this.#url({ offset: this.size, follow: follow ? 1 : null }), { signal });
-    this.#on.state(follow ? "following" : "");
+    const response = await ask(this.#url({ offset: this.size, follow: follow ? 1 : null }), { signal: this.#request.signal });
+    const goal = Number(response.headers.get("x-rankcall-size") ?? 0);
+    const before = this.size;
+    this.#said(follow ? "following" : "");
     const reader = response.body.getReader();
     for (;;) {
       const { done, value } = await reader.read();
-      if (done || signal.aborted) break;
+      if (this.#ended) return true;
+      if (done) break;
       this.size += value.byteLength;
       this.#on.text(decoder.decode(value, { stream: true }));
     }
+    // An answer may be a page of what there is.
+    return this.size >= goal || this.size === before;
   }
 
   /** The text before what is shown; "" when there is none. */
   async earlier() {
     if (this.start === 0) return "";
-    const { signal } = this.#abort;
     const from = Math.max(0, this.start - WINDOW_BYTES);
     try {
-      const offset = from === 0 ? 0 : from + (await this.#toLineStart(from));
-      const response = await ask(this.#url({ offset, limit: this.start - offset }), { signal });
-      const text = new TextDecoder().decode(await response.arrayBuffer());
+      const offset = from === 0 ? 0 : from + lineStart((await this.#bytes({ offset: from, limit: LINE_BYTES })).bytes);
+      const { bytes } = await this.#bytes({ offset, limit: this.start - offset });
       this.start = offset;
-      return text;
+      return new TextDecoder().decode(bytes);
     } catch {
       return "";
     }
   }
 
-  #pause() {
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, AGAIN_MS);
-      this.#wake = () => {
-        clearTimeout(timer);
-        resolve();
-      };
+  async #pause() {
+    const timer = { id: 0 };
+    await new Promise((resolve) => {
+      this.#wake = resolve;
+      if (this.#seen) timer.id = setTimeout(resolve, AGAIN_MS);
     });
+    clearTimeout(timer.id);
+    this.#wake = () => {};
   }
 }

@@ -1,10 +1,48 @@
-// Findings: the worst first, each with its code, what was seen, what to do, and the evidence on demand.
+// Findings: the worst first, each with its code, what was seen, what to do, the evidence, and on demand what the
+// catalogue says of its code.
 
+import { read } from "../shared/api.js";
 import { el, icon, plain } from "../shared/dom.js";
 
 const ORDER = { error: 0, warning: 1, note: 2 };
-// More lines of evidence are in `rankcall job ID --json`.
+// More of it is in `rankcall job ID --json`.
 const MOST_EVIDENCE = 20_000;
+const SHORT = 80;
+
+// What the catalogue says, by code, once somebody has asked.
+const catalogue = new Map();
+
+/** Fetch what a code means when its explanation is opened; `changed` draws it. */
+export function explain(host, changed) {
+  const opened = async (event) => {
+    const code = event.target.dataset.code;
+    if (!code || !event.target.open || catalogue.has(code)) return;
+    catalogue.set(code, null);
+    try {
+      catalogue.set(code, await read(`codes/${encodeURIComponent(code)}`));
+    } catch (problem) {
+      catalogue.delete(code);
+      event.target.querySelector(".explained")?.replaceChildren(problem.message);
+    }
+    changed();
+  };
+  // `toggle` does not bubble.
+  host.addEventListener("toggle", opened, { capture: true });
+}
+
+function explanation(code) {
+  const entry = catalogue.get(code);
+  return el(
+    "details",
+    { key: "explained", "data-code": code },
+    el("summary", {}, `What ${code} means`),
+    el(
+      "div",
+      { class: "explained" },
+      entry ? [el("p", { class: "strong" }, entry.title), el("p", {}, entry.what), el("p", {}, entry.why), el("p", {}, entry.fix)] : el("p", { class: "muted" }, `rankcall explain ${code}`),
+    ),
+  );
+}
 
 function where(found, names) {
   const file = found.file && `${found.file}${found.line ? `:${found.line}` : ""}`;
@@ -12,38 +50,49 @@ function where(found, names) {
   return [found.stage, replica, file, found.key].filter(Boolean).map((part) => el("span", { class: "tag" }, el("bdi", {}, plain(part))));
 }
 
-function evidence(value) {
-  const text = Array.isArray(value) ? value.map((line) => (typeof line === "string" ? line : JSON.stringify(line))).join("\n") : typeof value === "string" ? value : JSON.stringify(value, null, 2);
+function words(value) {
+  const line = (one) => (typeof one === "string" ? one : JSON.stringify(one));
+  const text = Array.isArray(value) ? value.map(line).join("\n") : typeof value === "object" ? JSON.stringify(value, null, 2) : String(value);
   return plain(text.length > MOST_EVIDENCE ? `${text.slice(0, MOST_EVIDENCE)}\n…` : text);
 }
 
-function card(found, index, names) {
-  const items = Object.entries(found.evidence ?? {}).filter(([, value]) => value !== null);
+function evidence(found, open) {
+  const items = Object.entries(found.evidence ?? {})
+    .filter(([, value]) => value !== null && value !== undefined)
+    .map(([name, value]) => ({ name: plain(name).replaceAll("_", " "), text: words(value) }));
+  if (items.length === 0) return null;
+  const short = items.filter(({ text }) => text.length <= SHORT && !text.includes("\n"));
+  const long = items.filter((item) => !short.includes(item));
+  return el(
+    "details",
+    { key: "evidence", open },
+    el("summary", {}, "Evidence"),
+    short.length > 0 && el("dl", { class: "pairs" }, short.map(({ name, text }) => [el("dt", {}, name), el("dd", { class: "mono" }, text)])),
+    long.length > 0 && el("dl", { class: "evidence" }, long.map(({ name, text }) => [el("dt", {}, name), el("dd", {}, el("pre", { tabindex: "0", "aria-label": name }, text))])),
+  );
+}
+
+function card(found, key, names, open) {
   return el(
     "article",
-    { class: "finding", key: `${found.code}-${index}`, "data-severity": found.severity },
-    icon(found.severity),
+    { class: "finding", key, "data-severity": found.severity },
+    icon(found.severity, { title: found.severity }),
     el(
       "div",
       { class: "finding-body" },
-      el("div", { class: "finding-head" }, el("span", { class: "code mono" }, found.code), el("span", { class: "visually-hidden" }, found.severity), where(found, names)),
+      el("div", { class: "finding-head" }, el("span", { class: "code mono" }, found.code), where(found, names)),
       el("p", { class: "finding-message" }, plain(found.message)),
       found.hint && el("p", { class: "finding-hint" }, plain(found.hint)),
-      items.length > 0 &&
-        el(
-          "details",
-          {},
-          el("summary", {}, "Evidence"),
-          el("dl", { class: "evidence" }, items.map(([name, value]) => [el("dt", {}, plain(name).replaceAll("_", " ")), el("dd", {}, el("pre", { tabindex: "0" }, evidence(value)))])),
-        ),
-      el("p", { class: "muted small" }, "More: ", el("code", {}, `rankcall explain ${found.code}`)),
+      evidence(found, open),
+      explanation(found.code),
     ),
   );
 }
 
-/** Cards for all findings of the job. */
+/** Cards for all findings of the job; the evidence of the first error is open. */
 export function findings(job, attempt) {
   const names = new Map((attempt?.members ?? []).map((member) => [member.replica_id, `rank ${member.rank} · ${member.hostname || member.replica_id}`]));
   const sorted = [...job.findings].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
-  return el("div", { class: "findings" }, sorted.map((found, index) => card(found, index, names)));
+  const cards = sorted.map((found, index) => card(found, `${found.code}-${index}`, names, index === 0 && found.severity === "error"));
+  return el("div", { class: "findings" }, cards);
 }

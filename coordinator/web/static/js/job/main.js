@@ -1,7 +1,7 @@
 // A job's page: holds what is known of the job, takes what the live stream brings, and lets each part draw
 // itself. The parts are functions of this state; only the chart and the log keep something of their own.
 
-import { read } from "../shared/api.js";
+import { read, whoAmI } from "../shared/api.js";
 import { fill, listen } from "../shared/dom.js";
 import { everySecond, live } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
@@ -13,7 +13,7 @@ import { answers } from "./answers.js";
 import { artifacts } from "./artifacts.js";
 import { attempts, attemptShown } from "./attempts.js";
 import { Chart } from "./chart.js";
-import { findings } from "./findings.js";
+import { explain, findings } from "./findings.js";
 import { LogView } from "./log.js";
 import { members } from "./members.js";
 import { progress, phase } from "./progress.js";
@@ -41,7 +41,7 @@ function show() {
   fill(place("attempts"), attempts(job, attempt));
   fill(place("stages"), stages(job, attempt));
   part("findings", job.findings.length > 0, () => findings(job, attempt));
-  const trains = series.any || (job.progress !== null && (job.progress.total_steps ?? job.progress.step) > 0);
+  const trains = series.any || (job.progress?.total_steps ?? job.progress?.step ?? 0) > 0;
   part("training", trains, () => null);
   if (trains) {
     fill(place("phase"), phase(job));
@@ -51,6 +51,7 @@ function show() {
   part("answers", job.comparison.length > 0, () => answers(job.comparison));
   part("artifacts", job.artifacts.length > 0, () => artifacts(job));
   fill(place("members"), replicaRows(members(job, attempt, state.replicas)));
+  place("log-section").hidden = attempt === null;
   log.follow(job, attempt);
 }
 
@@ -121,6 +122,7 @@ async function begin() {
       soon();
     },
   });
+  explain(place("findings"), soon);
   try {
     state.job = await read(`jobs/${encodeURIComponent(id)}`);
   } catch (problem) {
@@ -133,14 +135,11 @@ async function begin() {
       return;
     }
   }
-  read("session", {}, { stay: true }).then(
-    (session) => {
-      state.session = session;
-      signedIn(session.by_session ?? false);
-      soon();
-    },
-    () => null,
-  );
+  whoAmI().then((session) => {
+    state.session = session;
+    signedIn(session);
+    soon();
+  });
   follow();
   refreshReplicas();
   setInterval(refreshReplicas, 3000);

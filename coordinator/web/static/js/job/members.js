@@ -19,7 +19,6 @@ export function members(job, attempt, replicas) {
         role: replica?.role === "ending" ? "ending" : "member",
         alive: replica?.alive ?? member.alive,
         last_seen_s: replica?.last_seen_s ?? 0,
-        doing: member.task_state,
       };
     });
 }

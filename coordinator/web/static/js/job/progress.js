@@ -57,8 +57,8 @@ function bar(job) {
   );
 }
 
-function tile(name, value, note = null) {
-  return el("div", { class: "tile" }, el("dt", {}, name), el("dd", {}, el("span", { class: "figure" }, value), note && el("span", { class: "muted small" }, note)));
+function tile(name, value, note = null, wide = false) {
+  return el("div", { class: wide ? "tile wide" : "tile" }, el("dt", {}, name), el("dd", {}, el("span", { class: "figure" }, value), note && el("span", { class: "muted small" }, note)));
 }
 
 const has = (value) => value !== null && value !== undefined;
@@ -79,7 +79,7 @@ function tiles(progress) {
     has(progress.train_loss) && tile("Mean loss of the run", measure(progress.train_loss)),
     has(progress.train_runtime_s) && tile("Time of the run", duration(progress.train_runtime_s)),
     has(progress.world_size) && tile("World size", count(progress.world_size), progress.world_size === 1 ? "rank" : "ranks"),
-    has(progress.trainable_parameters) && tile("Trainable parameters", count(progress.trainable_parameters), share),
+    has(progress.trainable_parameters) && tile("Trainable parameters", count(progress.trainable_parameters), share, true),
   ];
 }
 

@@ -50,13 +50,21 @@ function row(stage, over) {
       "div",
       { class: "stage-body" },
       el(
-        "div",
-        { class: "stage-head" },
-        el("span", { class: "stage-name" }, name, el("span", { class: "visually-hidden" }, `, ${WORDS[state]}`)),
-        el("span", { class: "stage-time figure" }, took(stage, over)),
+        "details",
+        { class: measured.length > 0 ? "stage-more" : "stage-more bare" },
+        el(
+          "summary",
+          {},
+          el(
+            "span",
+            { class: "stage-head" },
+            el("span", { class: "stage-name" }, name, el("span", { class: "visually-hidden" }, `, ${WORDS[state]}`)),
+            el("span", { class: "stage-time figure" }, took(stage, over)),
+          ),
+          el("span", { class: "stage-summary" }, plain(stage.summary || about)),
+        ),
+        measured.length > 0 && el("dl", { class: "pairs" }, measured),
       ),
-      el("p", { class: "stage-summary" }, plain(stage.summary || about)),
-      measured.length > 0 && el("details", {}, el("summary", {}, "Figures"), el("dl", { class: "pairs" }, measured)),
     ),
   );
 }

@@ -4,7 +4,7 @@
 import { el, plain } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
 import { jobPage } from "../shared/site.js";
-import { mark, TERMINAL } from "../shared/states.js";
+import { mark, STAGES, TERMINAL } from "../shared/states.js";
 
 // A lamp a replica, as long as they can be told apart.
 const MOST_LAMPS = 64;
@@ -24,7 +24,7 @@ function lamps(replicas) {
 function state(replicas) {
   const here = replicas.items.filter((replica) => replica.alive).length;
   if (replicas.items.length > here) return "failed";
-  return replicas.expected !== null && here < replicas.expected ? "running" : "passed";
+  return here < (replicas.expected ?? 1) ? "running" : "passed";
 }
 
 function doing(jobs) {
@@ -33,11 +33,11 @@ function doing(jobs) {
   if (running.length === 0 && queued === 0) {
     const last = jobs.find((job) => TERMINAL.has(job.state));
     if (!last) return el("p", { class: "muted" }, "No job yet.");
-    return el("p", { class: "muted" }, "Nothing is running. Last: ", el("a", { href: jobPage(last.id) }, plain(last.name)), ", ", last.state, ".");
+    return el("p", { class: "muted" }, "Nothing is running. Last: ", el("a", { href: jobPage(last.id) }, plain(last.name || last.id)), ", ", last.state, ".");
   }
   return [
     running.map((job) =>
-      el("p", { key: job.id }, el("a", { class: "strong", href: jobPage(job.id) }, plain(job.name)), " ", el("span", { class: "muted" }, plain(job.verdict || job.stage))),
+      el("p", { key: job.id, class: "muted" }, "Running ", el("a", { href: jobPage(job.id) }, plain(job.name || job.id)), `, stage ${STAGES.indexOf(job.stage) + 1} of ${STAGES.length}: ${job.stage}.`),
     ),
     queued > 0 && el("p", { class: "muted" }, `${plural(queued, "job")} waiting in the queue.`),
   ];

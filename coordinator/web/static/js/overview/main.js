@@ -1,6 +1,6 @@
 // The overview: how many replicas have come, what they do, and all jobs, newest first. One live stream.
 
-import { read } from "../shared/api.js";
+import { read, whoAmI } from "../shared/api.js";
 import { fill } from "../shared/dom.js";
 import { everySecond, live } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
@@ -18,7 +18,7 @@ let older = [];
 let cursor = null;
 
 function inOrder(items) {
-  const rank = (replica) => (replica.role === "spare" || replica.rank === null ? Infinity : replica.rank);
+  const rank = (replica) => (replica.role === "spare" ? Infinity : (replica.rank ?? Infinity));
   return [...items].sort(
     (a, b) => Number(b.alive) - Number(a.alive) || rank(a) - rank(b) || a.hostname.localeCompare(b.hostname, "en", { numeric: true }),
   );
@@ -37,7 +37,7 @@ async function moreJobs() {
   try {
     const page = await read("jobs", { limit: 50, cursor });
     older = [...older, ...page.items];
-    cursor = page.next_cursor;
+    cursor = page.next_cursor ?? null;
     show();
   } catch (problem) {
     say(problem);
@@ -50,9 +50,9 @@ async function begin() {
     // The first answer of the page also says whether somebody must sign in.
     const page = await read("jobs", { limit: 50 });
     jobs = page.items;
-    cursor = page.next_cursor;
+    cursor = page.next_cursor ?? null;
     replicas = await read("replicas");
-    signedIn(await hasSession());
+    signedIn(await whoAmI());
     show();
     say(null);
   } catch (problem) {
@@ -76,14 +76,6 @@ async function begin() {
   place("jobs").addEventListener("click", (event) => {
     if (event.target.closest("[data-do=more]")) moreJobs();
   });
-}
-
-/** Whether this browser is signed in (nobody is where the coordinator has no token). */
-async function hasSession() {
-  return read("session", {}, { stay: true }).then(
-    (session) => Boolean(session?.role),
-    () => false,
-  );
 }
 
 begin();

@@ -61,6 +61,11 @@ export async function read(path, query = {}, options = {}) {
   return (await ask(api(path, query), { headers: { Accept: "application/json" }, ...options })).json();
 }
 
+/** Who this browser is: `{role, open}`; `open` where no token is configured and nobody signs in. */
+export async function whoAmI() {
+  return read("session", {}, { stay: true }).catch(() => ({ role: "none", open: true }));
+}
+
 /** POST (or another method) with a JSON body; the answer as JSON, or null when there is none. */
 export async function send(path, body = null, { method = "POST", stay = false } = {}) {
   const headers = { Accept: "application/json" };

@@ -2,23 +2,23 @@
 // them, a job's page its members.
 
 import { el, icon, plain } from "./dom.js";
-import { bytes, count, duration, gib, percent, plural } from "./format.js";
+import { bytes, count, duration, gib, measure, percent, plural } from "./format.js";
 import { meter } from "./meter.js";
 
 // More rows than this help nobody and slow the page.
 const MOST_ROWS = 256;
 
-/** What the training runs on: "8 × NVIDIA H200, 141 GiB" or "CPU, 2 cores". */
-export function hardware(replica) {
+/** What the training runs on, in two parts: "8 × NVIDIA H200" and "141 GiB each", or "CPU" and "2 cores". */
+function hardware(replica) {
   const gpus = replica.facts?.gpus ?? [];
   if (gpus.length > 0) {
     const names = [...new Set(gpus.map((gpu) => gpu.name))];
-    const memory = gpus[0].memory_bytes ? `, ${gib(gpus[0].memory_bytes)}` : "";
-    return `${gpus.length} × ${names.map(plain).join(" / ")}${memory}`;
+    const memory = gpus[0].memory_bytes ? `${gib(gpus[0].memory_bytes)}${gpus.length > 1 ? " each" : ""}` : "";
+    return [`${gpus.length} × ${names.map(plain).join(" / ")}`, memory];
   }
-  if (replica.gpu_count) return plural(replica.gpu_count, "GPU");
+  if (replica.gpu_count) return [plural(replica.gpu_count, "GPU"), ""];
   const cores = replica.facts?.cpu_count;
-  return cores ? `CPU, ${plural(cores, "core")}` : "CPU";
+  return ["CPU", cores ? plural(cores, "core") : ""];
 }
 
 function seen(replica) {
@@ -47,9 +47,9 @@ function load(replica) {
     "div",
     { class: "meters" },
     gpus.length > 0 && meter("GPU", busiest / 100, `${percent(busiest / 100)}${heat}`),
-    gpus.length > 0 && meter("GPU memory", total ? used / total : null, `${gib(used)} of ${gib(total)}`),
+    gpus.length > 0 && meter("VRAM", total ? used / total : null, `${measure(used / 2 ** 30, 3)} of ${gib(total)}`),
     meter("CPU", share(seen_now.cpu_percent, 100), percent(share(seen_now.cpu_percent, 100))),
-    meter("Memory", share(seen_now.memory_used_bytes, seen_now.memory_total_bytes), bytes(seen_now.memory_used_bytes)),
+    meter("RAM", share(seen_now.memory_used_bytes, seen_now.memory_total_bytes), bytes(seen_now.memory_used_bytes)),
   );
 }
 
@@ -84,6 +84,7 @@ function facts(replica) {
 }
 
 function row(replica) {
+  const [device, amount] = hardware(replica);
   const address = replica.address || replica.addresses?.[0] || "";
   return el(
     "li",
@@ -100,7 +101,7 @@ function row(replica) {
       ),
     ),
     el("div", { class: "replica-role" }, standing(replica), el("span", { class: replica.alive ? "muted small" : "bad small" }, seen(replica))),
-    el("div", { class: "replica-gpu" }, el("span", { class: "with-icon" }, icon("chip"), hardware(replica)), replica.doing && el("span", { class: "muted small" }, plain(replica.doing))),
+    el("div", { class: "replica-gpu with-icon" }, icon("chip"), el("div", { class: "clip-box" }, el("div", {}, device), el("div", { class: "muted small" }, amount))),
     load(replica),
     facts(replica),
   );

@@ -6,7 +6,7 @@ import { el, icon } from "./dom.js";
 export const STAGES = ["gather", "match", "tcp", "collective", "prepare", "train", "collect", "compare"];
 
 const ICONS = {
-  queued: "waiting",
+  queued: "queued",
   waiting: "waiting",
   running: "running",
   active: "running",
@@ -37,7 +37,7 @@ export function dots(job) {
   const states = STAGES.map((_, index) => {
     if (job.state === "succeeded" || index < here) return "passed";
     if (index > here) return "waiting";
-    return { queued: "waiting", running: "running", failed: "failed", cancelled: "skipped" }[job.state] ?? "waiting";
+    return { queued: "queued", running: "running", failed: "failed", cancelled: "skipped" }[job.state] ?? "waiting";
   });
   const words = job.state === "succeeded" ? "all eight stages done" : `stage ${here + 1} of ${STAGES.length}: ${job.stage}`;
   return el(

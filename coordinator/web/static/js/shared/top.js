@@ -62,7 +62,7 @@ export function top(changed = () => {}) {
   });
 }
 
-/** A session exists: offer to end it. */
-export function signedIn(yes) {
-  document.getElementById("sign-out").hidden = !yes;
+/** Offer to sign out where somebody is signed in. */
+export function signedIn({ role, open }) {
+  document.getElementById("sign-out").hidden = open || role === "none";
 }
