@@ -65,7 +65,8 @@ class Absent(Exception):
     """Ranks that never came to the store."""
 
     def __init__(self, ranks: list[int]) -> None:
-        super().__init__(f"rank {', '.join(map(str, ranks))} did not come to the rendezvous")
+        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        super().__init__(f"{who} did not come to the rendezvous")
         self.ranks = ranks
 
 

@@ -311,6 +311,7 @@ def main() -> None:
         sys.exit(1)
     forker.say({"ready": True, "torch": torch.__version__, "import_s": time.monotonic() - began})
     forker.loop()
+    os._exit(0)  # torch takes a second to tear itself down, for nothing
 
 
 if __name__ == "__main__":

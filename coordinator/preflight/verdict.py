@@ -128,7 +128,7 @@ def _put(
 ) -> Finding:
     seen = [links[link] for link in trouble.links if link in links]
     faults = {one.fault for one in seen}
-    code = next((code for fault, code in _FAULT_CODES.items() if faults and faults <= _kin(fault)), None)
+    code = next((c for fault, c in _FAULT_CODES.items() if fault in faults and faults <= _kin(fault)), None)
     if "wrong_replica" in faults:
         code = "NET012"
     alone = trouble.scope in (Scope.CUT_OFF, Scope.UNREACHED, Scope.UNREACHING)
