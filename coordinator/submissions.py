@@ -27,6 +27,9 @@ from coordinator.settings import Settings
 from coordinator.store import Store, queries, rows
 
 JOB_ID_BYTES = 4
+# A DeepSpeed JSON or an accelerate YAML has a few kilobytes; a larger file of that kind is a dataset.
+CONFIGURATION_BYTES = 64 << 10
+_CONFIGURATION = (".json", ".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +179,10 @@ class Submissions:
             idempotency_key=key,
             idempotency_sha256=digest,
             bundle_sha256=bundle_sha256(complete.files),
-            # The files lie in rows of their own; what is left of the submission is small.
-            submission=complete.model_dump(mode="json", exclude={"files"}),
+            # The bundle lies in rows of its own; the submission keeps what rendering reads of it.
+            submission=complete.model_copy(update={"files": configuration_files(complete.files)}).model_dump(
+                mode="json"
+            ),
         )
 
     def _changed(self, job_id: str) -> None:
@@ -202,6 +207,11 @@ def bundle_sha256(files: Iterable[BundleFile]) -> str | None:
         name = file.path.encode("utf-8", "surrogatepass")
         total.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(file.data).digest())
     return total.hexdigest() if some else None
+
+
+def configuration_files(files: Iterable[BundleFile]) -> tuple[BundleFile, ...]:
+    """The files of a bundle that a config may be rendered from: few and small, kept with the submission."""
+    return tuple(f for f in files if f.path.endswith(_CONFIGURATION) and len(f.data) <= CONFIGURATION_BYTES)
 
 
 def misplaced_files(files: Iterable[BundleFile]) -> tuple[Finding, ...]:

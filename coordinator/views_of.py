@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from coordinator.attempt import AttemptState, Seat, StageRecord
+from coordinator.attempt import AttemptState, Observed, Seat, StageRecord
 from coordinator.core.catalogue import Entry
 from coordinator.core.clock import instant
 from coordinator.core.protocol import ProgressRecord
@@ -23,6 +23,7 @@ from coordinator.core.views import (
     ReplicaView,
     StageView,
 )
+from coordinator.roster import ALIVE_WITHIN_S
 from coordinator.store import rows
 
 # Fields of a progress record that a metric has as columns of its own.
@@ -60,13 +61,13 @@ def job_view(
     progress: ProgressView | None,
     findings: Iterable[rows.Finding],
     artifacts: Iterable[rows.Artifact],
-    replicas: Mapping[str, ReplicaView],
+    replicas: Mapping[str, Observed],
 ) -> JobView:
     """Everything about a job but its logs.
 
     Args:
         attempts: all of the job's, in their order; the last is the present one.
-        replicas: those that are registered now, by id.
+        replicas: those that are registered, as they are now, by id.
     """
     views = [attempt_view(attempt, replicas) for attempt in attempts]
     hostnames = {seat.replica_id: seat.hostname for attempt in attempts for seat in attempt.seats}
@@ -108,7 +109,7 @@ def attempt_of(row: rows.Attempt) -> AttemptState:
     return AttemptState.model_validate(row.record)
 
 
-def attempt_view(attempt: AttemptState, replicas: Mapping[str, ReplicaView]) -> AttemptView:
+def attempt_view(attempt: AttemptState, replicas: Mapping[str, Observed]) -> AttemptView:
     return AttemptView(
         id=attempt.id,
         number=attempt.number,
@@ -133,15 +134,16 @@ def _stage_view(record: StageRecord) -> StageView:
     )
 
 
-def _member_view(seat: Seat, attempt: AttemptState, replica: ReplicaView | None) -> MemberView:
-    here = replica is not None and replica.attempt_id == attempt.id
+def _member_view(seat: Seat, attempt: AttemptState, replica: Observed | None) -> MemberView:
+    """`task_state` is what the replica says of its task of the present stage."""
+    task = replica.task(attempt.id, attempt.stage.stage.value) if replica and attempt.stages else None
     return MemberView(
         replica_id=seat.replica_id,
         hostname=seat.hostname,
         rank=seat.rank,
         address=seat.address,
-        alive=replica is not None and replica.alive,
-        task_state=attempt.stage.state if here and attempt.stages else None,
+        alive=replica is not None and replica.silent_s <= ALIVE_WITHIN_S,
+        task_state=task.state if task else None,
     )
 
 

@@ -23,9 +23,10 @@ import structlog
 from sqlalchemy import Connection
 
 from coordinator.api.sse import GREETING, KEEP_ALIVE, KEEP_ALIVE_S, Cursor, encode
+from coordinator.attempt import Observed
 from coordinator.broadcast import Broadcast
 from coordinator.core.protocol import ProgressRecord
-from coordinator.core.views import JobSummary, JobView, ReplicaPage, ReplicaView, View
+from coordinator.core.views import JobSummary, JobView, ReplicaPage, View
 from coordinator.roster import Roster
 from coordinator.store import Store, queries, rows
 from coordinator.views_of import attempt_of, job_summary, job_view, metric_view, progress_view, replica_page
@@ -47,7 +48,7 @@ TAIL_EVENTS = 2048
 PAGE_METRICS = 1000
 
 
-def read_job_view(c: Connection, row: rows.Job, replicas: Mapping[str, ReplicaView]) -> JobView:
+def read_job_view(c: Connection, row: rows.Job, replicas: Mapping[str, Observed]) -> JobView:
     """A job as users see it, from one look at the store.
 
     Args:
@@ -58,10 +59,6 @@ def read_job_view(c: Connection, row: rows.Job, replicas: Mapping[str, ReplicaVi
     progress = progress_view(ProgressRecord.model_validate(metric.record) for metric in newest)
     findings, artifacts = queries.findings_of(c, row.id), queries.artifacts_of(c, row.id)
     return job_view(row, attempts, progress, findings, artifacts, replicas)
-
-
-def views_by_id(roster: Roster) -> Mapping[str, ReplicaView]:
-    return {view.id: view for view in roster.views()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ class JobFeed:
     async def begin(self) -> None:
         """Takes a place: what was before it is read from the store, what comes after it from the tail."""
 
-        replicas = views_by_id(self._roster)
+        replicas = self._roster.observed()
 
         def look(c: Connection) -> tuple[Cursor, JobView | None]:
             last_metric = queries.last_metric_id(c)
@@ -157,10 +154,10 @@ class JobFeed:
         """Appends what is new to the tail, renews the snapshot, and wakes the readers."""
         more = True
         while more:
-            after, replicas = self._cursor, views_by_id(self._roster)
+            after, replicas = self._cursor, self._roster.observed()
 
             def look(
-                c: Connection, after: Cursor = after, replicas: Mapping[str, ReplicaView] = replicas
+                c: Connection, after: Cursor = after, replicas: Mapping[str, Observed] = replicas
             ) -> tuple[list[rows.Finding], list[rows.Metric], JobView | None]:
                 findings = queries.findings_after(c, self._job_id, after.finding)
                 metrics = queries.metrics_after(c, self._job_id, after.metric, PAGE_METRICS)
@@ -175,7 +172,7 @@ class JobFeed:
                 self._broadcast.publish(self._topic)
             more = len(metrics) == PAGE_METRICS
 
-    def _view(self, c: Connection, replicas: Mapping[str, ReplicaView]) -> JobView | None:
+    def _view(self, c: Connection, replicas: Mapping[str, Observed]) -> JobView | None:
         row = queries.job(c, self._job_id)
         return None if row is None else read_job_view(c, row, replicas)
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from coordinator.api.answers import JSON, JobId, Limit, PageCursor, answer, body, position
 from coordinator.api.examples import JOB, SUBMISSION
-from coordinator.api.feeds import read_job_view, views_by_id
+from coordinator.api.feeds import read_job_view
 from coordinator.api.problems import no_such, parse_body, responses
 from coordinator.api.routing import Guarded, principal_of
 from coordinator.api.services import Services, ServicesDep
@@ -30,6 +30,7 @@ from coordinator.core.views import (
     RenderedView,
     Submission,
 )
+from coordinator.render import RenderError
 from coordinator.store import queries, rows
 from coordinator.views_of import attempt_of, job_summary, metric_view
 
@@ -181,18 +182,18 @@ async def files(
         int | None, Query(ge=1, le=10**6, description="Number of the attempt; else the last.")
     ] = None,
 ) -> Response:
-    def look(c: Connection) -> tuple[rows.Job, list[rows.Attempt], dict[str, bytes]] | None:
+    def look(c: Connection) -> tuple[rows.Job, list[rows.Attempt]] | None:
         row = queries.job(c, job_id)
-        return None if row is None else (row, queries.attempts_of(c, job_id), queries.bundle(c, job_id))
+        return None if row is None else (row, queries.attempts_of(c, job_id))
 
     found = await services.store.read(look)
     if found is None:
         raise no_such("job", job_id)
-    row, attempts, bundle = found
+    row, attempts = found
     if not attempts and attempt is None:
         raise problem(409, "SYS106", f"Job {job_id} has no attempt yet, so nothing has been rendered.")
     state, seat = _seat(attempts, attempt, rank)
-    return answer(_rendered(row, bundle, state, seat, _facts(services, seat.replica_id)))
+    return answer(_rendered(row, state, seat, _facts(services, seat.replica_id)))
 
 
 @router.get(
@@ -223,7 +224,7 @@ async def bundle(job_id: JobId, request: Request, services: ServicesDep) -> Resp
 
 
 async def _view(services: Services, job_id: str) -> JobView:
-    replicas = views_by_id(services.roster)
+    replicas = services.roster.observed()
 
     def look(c: Connection) -> JobView | None:
         row = queries.job(c, job_id)
@@ -250,13 +251,12 @@ def _facts(services: Services, replica_id: str) -> Facts | None:
     return None if presence is None else presence.facts
 
 
-def _rendered(
-    row: rows.Job, contents: dict[str, bytes], state: AttemptState, seat: Seat, facts: Facts | None
-) -> RenderedView:
-    submission = Submission.model_validate(
-        {**row.submission, "files": [BundleFile(path=path, data=data) for path, data in contents.items()]}
-    )
-    made = rendered(Work(submission, row.bundle_sha256), state, seat, facts)
+def _rendered(row: rows.Job, state: AttemptState, seat: Seat, facts: Facts | None) -> RenderedView:
+    work = Work(Submission.model_validate(row.submission), row.bundle_sha256)
+    try:
+        made = rendered(work, state, seat, facts)
+    except RenderError as error:
+        raise problem(409, "SYS106", f"Nothing could be rendered for rank {seat.rank}: {error}") from None
     return RenderedView(
         rank=seat.rank,
         files=tuple(RenderedFileView(path=f.path, content=f.content, sha256=f.sha256) for f in made.files),
