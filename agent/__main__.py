@@ -1,4 +1,4 @@
-"""`python -m agent`, and `rankcall agent`: settings in, signals wired, one `Agent` run to its end.
+"""`python -m agent`, and `rankcall agent`: makes the process small, then hands over to `start.py`.
 
 Exit codes: 0 asked to end, 1 failed (the training goes on, start it again), 2 cannot start with these
 settings, 130 interrupted.
@@ -6,93 +6,31 @@ settings, 130 interrupted.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-import signal
+import contextlib
+import ctypes
 import sys
 
-import structlog
-
-from agent import identity
-from agent.discovery import hints_from
-from agent.main import Agent
-from agent.settings import AgentSettings, SettingsError
-from coordinator.core.redact import Redactor, secrets_of
-from coordinator.core.whereabouts import BadHint
+_M_ARENA_MAX = -8  # malloc.h
 
 
 def main() -> int:
     """Run the agent of this replica until it is asked to end."""
-    try:
-        settings = AgentSettings.from_environment()
-        hints_from(settings)
-    except (SettingsError, BadHint) as error:
-        print(f"rankcall agent: {error}", file=sys.stderr)
-        return 2
-    _speak()
-    try:
-        identity.lock(settings.layout)
-        who = identity.begin(settings.layout)
-    except identity.StateInUse as error:
-        print(f"rankcall agent: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(
-            f"rankcall agent: the state folder {settings.state_dir} cannot be used ({error.strerror or error}); "
-            "set RANKCALL_STATE_DIR to a folder on container-local disk",
-            file=sys.stderr,
-        )
-        return 2
-    return asyncio.run(_run(settings, who))
+    _stay_small()
+    from agent import start
+
+    return start.main()
 
 
-async def _run(settings: AgentSettings, who: identity.Identity) -> int:
-    log = structlog.get_logger("agent")
-    asked = asyncio.Event()
-    by: list[signal.Signals] = []
+def _stay_small() -> None:
+    """Leave out what an agent never uses; it shares the memory of the machine with a training.
 
-    def ask(number: signal.Signals) -> None:
-        by.append(number)
-        asked.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ask, number)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a console that goes away ends nothing
-    try:
-        await Agent(settings, who).run(asked)
-    except Exception:
-        log.exception("the agent failed; what runs goes on, and the next agent takes it over")
-        return 1
-    return 130 if by[:1] == [signal.SIGINT] else 0
-
-
-def _speak() -> None:
-    """Structured lines on stderr, without secrets."""
-    redactor = Redactor(secrets_of(os.environ))
-
-    def mask(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        return {
-            key: redactor.mask_text(value) if isinstance(value, str) else value
-            for key, value in event.items()
-        }
-
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            mask,
-            structlog.processors.LogfmtRenderer(
-                key_order=["timestamp", "level", "event"], bool_as_flag=False
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+    httpx and structlog import what draws on terminals where they find it (6 MB). The allocator gives each thread
+    a heap of its own, and keeps it.
+    """
+    for name in ("rich", "click"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 if __name__ == "__main__":

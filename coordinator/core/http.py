@@ -8,6 +8,8 @@ Proxies of the environment are not used: they are meant for the internet, not fo
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -345,8 +347,10 @@ def _reason(error: Exception) -> str:
     inner: BaseException = error
     while (cause := inner.__cause__ or inner.__context__) is not None:
         inner = cause
-    if isinstance(inner, OSError) and inner.strerror:
-        return inner.strerror[:1].lower() + inner.strerror[1:]
+    if isinstance(inner, socket.gaierror):
+        return f"the name cannot be resolved ({inner.strerror})"
+    if isinstance(inner, OSError) and inner.errno:
+        return os.strerror(inner.errno).lower()
     return str(error) or type(error).__name__
 
 

@@ -1,0 +1,94 @@
+"""Starts the one agent of this replica: settings in, state folder taken, signals wired, one `Agent` run to its end.
+
+Called by `__main__.py`, which says what its exit codes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import structlog
+
+from agent import identity
+from agent.discovery import hints_from
+from agent.main import Agent
+from agent.settings import AgentSettings, SettingsError
+from coordinator.core.redact import Redactor, secrets_of
+from coordinator.core.whereabouts import BadHint
+
+
+def main() -> int:
+    """Run the agent of this replica until it is asked to end."""
+    try:
+        settings = AgentSettings.from_environment()
+        hints_from(settings)
+    except (SettingsError, BadHint) as error:
+        print(f"rankcall agent: {error}", file=sys.stderr)
+        return 2
+    _speak()
+    try:
+        identity.lock(settings.layout)
+        who = identity.begin(settings.layout)
+    except identity.StateInUse as error:
+        print(f"rankcall agent: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"rankcall agent: the state folder {settings.state_dir} cannot be used ({error.strerror or error}); "
+            "set RANKCALL_STATE_DIR to a folder on container-local disk",
+            file=sys.stderr,
+        )
+        return 2
+    return asyncio.run(_run(settings, who))
+
+
+async def _run(settings: AgentSettings, who: identity.Identity) -> int:
+    log = structlog.get_logger("agent")
+    asked = asyncio.Event()
+    by: list[signal.Signals] = []
+
+    def ask(number: signal.Signals) -> None:
+        by.append(number)
+        asked.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask, number)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a console that goes away ends nothing
+    try:
+        await Agent(settings, who).run(asked)
+    except Exception:
+        log.exception("the agent failed; what runs goes on, and the next agent takes it over")
+        return 1
+    return 130 if by[:1] == [signal.SIGINT] else 0
+
+
+def _speak() -> None:
+    """Structured lines on stderr, without secrets."""
+    redactor = Redactor(secrets_of(os.environ))
+
+    def mask(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {
+            key: redactor.mask_text(value) if isinstance(value, str) else value
+            for key, value in event.items()
+        }
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            mask,
+            structlog.processors.LogfmtRenderer(
+                key_order=["timestamp", "level", "event"], bool_as_flag=False
+            ),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
