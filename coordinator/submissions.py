@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from sqlalchemy import Connection
 
 from coordinator.broadcast import Broadcast
-from coordinator.checks import BundleFiles, check
+from coordinator.checks import BundleFiles, Purpose, check
 from coordinator.controller import Controller
 from coordinator.core.clock import now_at
 from coordinator.core.problem import ProblemError, problem
@@ -52,7 +52,7 @@ class Submissions:
         self._controller = controller
         self._broadcast = broadcast
 
-    async def check(self, submission: Submission) -> CheckVerdict:
+    async def check(self, submission: Submission, purpose: Purpose = "check") -> CheckVerdict:
         """What the checks say of it, with the facts of the replicas that are here."""
         misplaced = misplaced_files(submission.files)
         if misplaced:
@@ -65,6 +65,7 @@ class Submissions:
             files=BundleFiles(submission),
             facts=facts,
             data_roots=self._settings.data_roots,
+            purpose=purpose,
         )
 
     async def submit(self, raw: bytes, submission: Submission, key: str | None, actor: str) -> Submitted:
@@ -81,7 +82,7 @@ class Submissions:
             earlier = await self._store.read(lambda c: queries.job_by_idempotency_key(c, key))
             if earlier is not None:
                 return _repeated(earlier, digest)
-        verdict = await self.check(submission)
+        verdict = await self.check(submission, "submit")
         allowed = frozenset(submission.allow)
         if any(found.severity == "error" and found.code not in allowed for found in verdict.findings):
             raise refused(verdict)

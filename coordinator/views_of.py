@@ -220,6 +220,8 @@ def code_view(entry: Entry) -> CodeView:
         what=entry.what,
         why=entry.why,
         fix=entry.fix,
+        bad=entry.bad,
+        good=entry.good,
     )
 
 

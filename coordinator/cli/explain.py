@@ -41,4 +41,6 @@ def _view(entry: Entry) -> CodeView:
         what=entry.what,
         why=entry.why,
         fix=entry.fix,
+        bad=entry.bad,
+        good=entry.good,
     )

@@ -300,7 +300,7 @@ class CheckVerdict(View):
 
 
 class CodeView(View):
-    """One entry of the catalogue."""
+    """One entry of the catalogue; `bad` and `good` are an example of what triggers it and of what does not."""
 
     code: str
     title: str
@@ -308,6 +308,8 @@ class CodeView(View):
     what: str
     why: str
     fix: str
+    bad: str = ""
+    good: str = ""
 
 
 class CodePage(View):

@@ -9,7 +9,10 @@ from coordinator.core.protocol import Severity, Stage
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One code: `what` it found, `why` that is wrong, how to `fix` it, in sentences for a user."""
+    """One code: `what` it found, `why` that is wrong, how to `fix` it, in sentences for a user.
+
+    `bad` and `good` show what triggers it and what to write instead, where a few lines can.
+    """
 
     code: str
     title: str
@@ -18,3 +21,5 @@ class Entry:
     why: str
     fix: str
     stage: Stage | None = None
+    bad: str = ""
+    good: str = ""

@@ -1,0 +1,239 @@
+"""Datasets, templates, packing and sequence length.
+
+What a path names is judged by where it can be: in the submission's bundle (complete), in the config's folder
+on this machine (the replicas may have more), under the replicas' data roots, or on a hub.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from coordinator.checks.files import nearest
+from coordinator.checks.subject import Findings, Subject, items, mapping, number, shown, text, whole
+from coordinator.core.protocol import Severity
+
+_LISTS = ("datasets", "test_datasets", "pretraining_dataset")
+_SUFFIXES = {
+    ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
+}  # fmt: skip
+_REMOTE = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+# Backends that keep packed samples apart, by position or by mask (`axolotl/utils/schemas/enums.py`).
+_PACKING = (
+    "flash_attention_2", "flash_attention_3", "flash_attention_4", "flash_attention_torch", "flex_attention",
+    "xformers", "sage", "sdpa", "eager",
+)  # fmt: skip
+_ATTENTIONS = (*_PACKING, "fp8")
+_SHORT_ATTENTIONS = {"flash": "flash_attention_2", "flex": "flex_attention", "sdp": "sdpa"}
+_OLD_FLAGS = (
+    "flash_attention", "sdp_attention", "xformers_attention", "flex_attention", "sage_attention", "eager_attention",
+)  # fmt: skip
+# Reading more of a dataset to count its rows is not worth the wait of a check.
+_COUNTED_BYTES = 4 << 20
+
+
+def is_local(path: str) -> bool:
+    """Whether a path names a file of the user's rather than something on a hub or in a bucket."""
+    if not path or _REMOTE.match(path):
+        return False
+    if path.startswith(("./", "../", "/", "~")) or path.endswith("/"):
+        return True
+    return posixpath.splitext(path)[1].lower() in _SUFFIXES or not _HUB_ID.match(path)
+
+
+def _paths(subject: Subject) -> list[tuple[tuple[str, ...], str]]:
+    """Every local path that the config's datasets name, with the keys that lead to it."""
+    found: list[tuple[tuple[str, ...], str]] = []
+    for section in _LISTS:
+        for index, item in enumerate(items(subject.get(section))):
+            path = mapping(item).get("path")
+            if isinstance(path, str) and is_local(path):
+                found.append(((section, str(index), "path"), path))
+            data_files = mapping(item).get("data_files")
+            named = [data_files] if isinstance(data_files, str) else items(data_files)
+            for name in named:
+                if isinstance(name, str) and isinstance(path, str) and is_local(path) and is_local(name):
+                    found.append(((section, str(index), "data_files"), posixpath.join(path, name)))
+    return found
+
+
+def missing_files(subject: Subject) -> Findings:
+    """CFG021: a dataset that is not there."""
+    for keys, path in _paths(subject):
+        if path.startswith(("/", "~")) or subject.files.exists(path) or re.search(r"[*?\[{]", path):
+            continue
+        severity, hint = _missing(subject, path)
+        yield subject.found("CFG021", f"{shown(path)} does not exist", *keys, hint=hint, severity=severity)
+
+
+def _missing(subject: Subject, path: str) -> tuple[Severity, str | None]:
+    """How sure it is that the file is missing, and what it may have been meant to be."""
+    folder, name = posixpath.split(posixpath.normpath(path))
+    near = nearest(name, subject.files.siblings(path), cutoff=0.7)
+    if near is not None:
+        return "error", f"did you mean {posixpath.join(folder, near)}?"
+    if subject.complete:
+        return "error", "put the file beside the config, so that it travels with the submission"
+    if folder and subject.files.exists(folder):
+        return "error", None
+    other = nearest(folder, subject.files.siblings(folder), cutoff=0.7) if folder else None
+    if other is not None and subject.files.exists(posixpath.join(other, name)):
+        return "error", f"did you mean {posixpath.join(other, name)}?"
+    return ("note" if folder else "warning"), None
+
+
+def local_model(subject: Subject) -> Findings:
+    """CFG022: a base model, an adapter or a template of the user's own that is not there."""
+    for key in ("base_model", "base_model_config", "tokenizer_config", "lora_model_dir"):
+        path = text(subject.get(key))
+        if not path.startswith(("./", "../")) or subject.files.exists(path):
+            continue
+        near = nearest(posixpath.basename(posixpath.normpath(path)), subject.files.siblings(path), cutoff=0.7)
+        severity: Severity = "error" if near or subject.complete else "note"
+        hint = f"did you mean {posixpath.join(posixpath.dirname(path), near)}?" if near else None
+        yield subject.found("CFG022", f"{shown(path)} does not exist", key, hint=hint, severity=severity)
+    template = text(subject.get("chat_template_jinja"))
+    names_a_file = template.endswith((".jinja", ".jinja2")) and "\n" not in template
+    if names_a_file and not template.startswith("/") and not subject.files.exists(template):
+        near = nearest(posixpath.basename(template), subject.files.siblings(template), cutoff=0.7)
+        yield subject.found(
+            "CFG022",
+            f"{shown(template)} does not exist",
+            "chat_template_jinja",
+            hint=f"did you mean {posixpath.join(posixpath.dirname(template), near)}?" if near else None,
+            severity="error" if near or subject.complete else "warning",
+        )
+
+
+def dataset_types(subject: Subject) -> Findings:
+    """CFG701, CFG708: a dataset's type, and how its file is read."""
+    for section in _LISTS:
+        for index, item in enumerate(items(subject.get(section))):
+            entry = mapping(item)
+            kind = text(entry.get("type"))
+            if kind.startswith("sharegpt"):
+                yield subject.found(
+                    "CFG701", f"`type: {kind}` has been removed from Axolotl", section, str(index), "type"
+                )
+            suffix = _SUFFIXES.get(posixpath.splitext(text(entry.get("path")))[1].lower())
+            given = entry.get("ds_type")
+            if suffix and isinstance(given, str) and given != suffix:
+                yield subject.found(
+                    "CFG708",
+                    f"`ds_type: {shown(given)}` for {shown(entry.get('path'))}",
+                    section,
+                    str(index),
+                    "ds_type",
+                    hint=f"write `ds_type: {suffix}`",
+                )
+            if entry.get("train_on_split"):
+                yield subject.found(
+                    "CFG601",
+                    "Axolotl does not know the key `train_on_split`: it drops it without a word",
+                    section,
+                    str(index),
+                    "train_on_split",
+                    hint="did you mean `split`?",
+                )
+
+
+def templates(subject: Subject) -> Findings:
+    """CFG707: a chat template of one's own that is not given."""
+    if subject.get("chat_template") == "jinja" and not subject.get("chat_template_jinja"):
+        yield subject.found("CFG707", "`chat_template: jinja` needs `chat_template_jinja`", "chat_template")
+
+
+def attention(subject: Subject) -> Findings:
+    """CFG608, CFG505: an attention backend that Axolotl does not take."""
+    value = subject.get("attn_implementation")
+    flags = [flag for flag in _OLD_FLAGS if subject.has(flag)]
+    if value is None:
+        return
+    if flags:
+        yield subject.found(
+            "CFG505", f"`attn_implementation` and `{flags[0]}` exclude each other", flags[0],
+            hint=f"remove `{flags[0]}`",
+        )  # fmt: skip
+    if not isinstance(value, str):
+        yield subject.found(
+            "CFG605", f"`attn_implementation: {shown(value)}` must be text", "attn_implementation"
+        )
+    elif value not in _ATTENTIONS and "/" not in value:
+        near = _SHORT_ATTENTIONS.get(value) or nearest(value, _ATTENTIONS, cutoff=0.6)
+        yield subject.found(
+            "CFG608",
+            f"`attn_implementation: {shown(value)}` is none that Axolotl knows",
+            "attn_implementation",
+            hint=f"did you mean `{near}`?" if near else f"one of {', '.join(_ATTENTIONS)}",
+        )
+
+
+def packing(subject: Subject) -> Findings:
+    """CFG704: packed samples that see each other."""
+    if not subject.has("sample_packing"):
+        return
+    value = text(subject.get("attn_implementation"))
+    if not value and not any(subject.has(flag) for flag in _OLD_FLAGS):
+        yield subject.found(
+            "CFG704", "`sample_packing` without an attention that keeps the samples apart", "sample_packing"
+        )
+    elif value == "fp8":
+        yield subject.found("CFG704", "fp8 attention does not keep packed samples apart", "sample_packing")
+    if subject.has("eval_table_size") and subject.get("eval_sample_packing") is not False:
+        yield subject.found(
+            "CFG505",
+            "`eval_table_size` with `sample_packing` needs `eval_sample_packing: false`",
+            "eval_table_size",
+        )
+    if subject.has("streaming") and len(items(subject.get("datasets"))) > 1:
+        yield subject.found("CFG505", "`sample_packing` takes one streaming dataset only", "datasets")
+
+
+def few_rows(subject: Subject) -> Findings:
+    """CFG503: fewer rows than one step of all processes takes."""
+    world = subject.world
+    if world is None or subject.has("streaming") or subject.get("pretraining_dataset"):
+        return
+    rows = _rows(subject)
+    micro = whole(subject.settings.get("micro_batch_size", 1)) or 1
+    steps = whole(subject.settings.get("gradient_accumulation_steps", 1)) or 1
+    if rows is None:
+        return
+    if rows < world * micro and not subject.has("sample_packing"):
+        yield subject.found(
+            "CFG503",
+            f"{rows} rows for {world} processes × {micro}: not one batch for each",
+            "datasets",
+            severity="error" if rows < world else "warning",
+        )
+    elif rows < world * micro * steps:
+        yield subject.found(
+            "CFG503",
+            f"{rows} rows are fewer than one step takes ({micro} × {steps} × {world} processes)",
+            "datasets",
+            severity="note" if subject.has("sample_packing") else "warning",
+        )
+
+
+def _rows(subject: Subject) -> int | None:
+    """Rows left for training; None where any dataset cannot be counted here."""
+    total = 0
+    entries = items(subject.get("datasets"))
+    for item in entries:
+        path = text(mapping(item).get("path"))
+        if not path.endswith(".jsonl") or path.startswith(("/", "~")):
+            return None
+        content = subject.files.read(path)
+        if content is None or len(content) > _COUNTED_BYTES:
+            return None
+        total += sum(1 for line in content.splitlines() if line.strip())
+    if not entries:
+        return None
+    share = number(subject.get("val_set_size")) or 0
+    return total - (int(share) if share >= 1 else int(total * max(share, 0)))
+
+
+RULES = (
+    missing_files, local_model, dataset_types, templates, attention, packing, few_rows,
+)  # fmt: skip
