@@ -1,6 +1,6 @@
 """Lets Axolotl and DeepSpeed train without a GPU. An Axolotl plugin, named in the rendered config on CPU replicas.
 
-Three things stand in the way of a world larger than one on the CPU, and each is put right here:
+Four things stand in the way of a world larger than one on the CPU, and each is put right here:
 
 - `axolotl.utils.config.normalize_config` makes the local rank a GPU index (`device_map = {"": 0}`).
 - `accelerate.PartialState` finds no accelerator and believes in a world of one while DeepSpeed is in a
@@ -8,6 +8,8 @@ Three things stand in the way of a world larger than one on the CPU, and each is
 - gloo refuses the in-place view that DeepSpeed's ZeRO 1 and 2 pass to `all_gather_into_tensor`
   (torch 2.13: "no support for view"); DeepSpeed has a slower path that it takes when the backend says
   it lacks the call.
+- DeepSpeed compiles a shared-memory collective for ranks on one machine before it starts: twenty seconds
+  and a C++ compiler, for something that replicas in different containers cannot use.
 """
 
 # ruff: noqa: ARG002 - the signatures of the hooks are Axolotl's
@@ -25,17 +27,19 @@ class CpuPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no types
     """`plugins: [agent.cpu_plugin.CpuPlugin]`."""
 
     def register(self, cfg: Any) -> None:
-        """Called before anything of accelerate's state exists."""
+        """Called before anything of accelerate's or DeepSpeed's state exists."""
+        if os.environ.get("AXOLOTL_IS_PREPROCESS") == "1":
+            return
         _count_all_processes()
+        if cfg.get("deepspeed"):
+            backend = importlib.import_module("deepspeed.comm.torch")
+            backend.build_shm_op = lambda: None
+            backend.TorchBackend.has_all_gather_into_tensor = lambda _backend: False
 
     def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
         """The first hook after the config is final and before the model is loaded; loads no dataset."""
-        if preprocess:
-            return
-        cfg.device_map = {"": "cpu"}
-        if cfg.deepspeed:
-            backend = importlib.import_module("deepspeed.comm.torch").TorchBackend
-            backend.has_all_gather_into_tensor = lambda _backend: False
+        if not preprocess:
+            cfg.device_map = {"": "cpu"}
 
 
 def _count_all_processes() -> None:

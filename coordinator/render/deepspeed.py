@@ -1,0 +1,51 @@
+"""The DeepSpeed JSON: the user's settings, and the few changes without which they cannot work here. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from coordinator.render.model import DEEPSPEED_FILE, Reason
+from coordinator.render.submitted import mapping
+
+_GATHER = "stage3_gather_16bit_weights_on_model_save"
+
+
+def deepspeed_values(
+    values: Mapping[str, object], *, on_cpu: bool
+) -> tuple[dict[str, object], tuple[Reason, ...]]:
+    """What DeepSpeed gets instead of `values`, and why."""
+    result = copy.deepcopy(dict(values))
+    reasons: list[Reason] = []
+
+    def note(key: str, value: object, why: str) -> None:
+        reasons.append(Reason(DEEPSPEED_FILE, key, str(value), why))
+
+    zero = mapping(result.get("zero_optimization"))
+    if zero.get("stage") == 3 and zero.get(_GATHER) is not True:
+        zero[_GATHER] = True
+        note(f"zero_optimization.{_GATHER}", True, "without it ZeRO-3 saves no weights that can be loaded")
+    if on_cpu:
+        for which in ("offload_optimizer", "offload_param"):
+            if zero.pop(which, None) is not None:
+                note(f"zero_optimization.{which}", "removed", "there is no GPU to offload from")
+        for precision in ("bf16", "fp16", "amp"):
+            section = mapping(result.get(precision))
+            if section.get("enabled", False) is not False:
+                result[precision] = {"enabled": False}
+                note(f"{precision}.enabled", False, "the CPU trains in float32")
+        if result.pop("train_batch_size", None) is not None:
+            note("train_batch_size", "removed", "DeepSpeed derives it from the micro batch and the world")
+        result["zero_force_ds_cpu_optimizer"] = False
+        note("zero_force_ds_cpu_optimizer", False, "DeepSpeed's own CPU optimizer would have to be compiled")
+    if zero:
+        result["zero_optimization"] = zero
+    return result, tuple(reasons)
+
+
+def zero_stage(values: Mapping[str, object] | None) -> int | None:
+    """The ZeRO stage of DeepSpeed settings; None where it cannot be known."""
+    if values is None:
+        return None
+    stage = mapping(values.get("zero_optimization")).get("stage", 0)
+    return stage if isinstance(stage, int) else None
