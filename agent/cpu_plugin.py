@@ -12,8 +12,6 @@ Four things stand in the way of a world larger than one on the CPU, and each is 
   and a C++ compiler, for something that replicas in different containers cannot use.
 """
 
-# ruff: noqa: ARG002 - the signatures of the hooks are Axolotl's
-
 from __future__ import annotations
 
 import importlib
@@ -32,7 +30,7 @@ class CpuPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no types
             return
         _count_all_processes()
         if cfg.get("deepspeed"):
-            backend = importlib.import_module("deepspeed.comm.torch")
+            backend: Any = importlib.import_module("deepspeed.comm.torch")
             backend.build_shm_op = lambda: None
             backend.TorchBackend.has_all_gather_into_tensor = lambda _backend: False
 
@@ -43,7 +41,7 @@ class CpuPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no types
 
 
 def _count_all_processes() -> None:
-    state = importlib.import_module("accelerate.state")
+    state: Any = importlib.import_module("accelerate.state")
     if getattr(state.PartialState, "_rankcall_counts", False):
         return
     original = state.PartialState._prepare_backend
