@@ -85,14 +85,13 @@ function sync(old, fresh) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return;
   }
+  // What the reader opened or closed stays so; inline styles go through the CSSOM below.
+  const kept = (name) => name === "style" || (name === "open" && old.nodeName === "DETAILS");
   for (const { name } of [...old.attributes]) {
-    // What the reader opened stays open; inline styles go through the CSSOM below.
-    if (!fresh.hasAttribute(name) && name !== "style" && !(name === "open" && old.nodeName === "DETAILS")) {
-      old.removeAttribute(name);
-    }
+    if (!fresh.hasAttribute(name) && !kept(name)) old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
-    if (name !== "style" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (!kept(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   if (old.style && fresh.style && old.style.cssText !== fresh.style.cssText) old.style.cssText = fresh.style.cssText;
   syncChildren(old, fresh);
