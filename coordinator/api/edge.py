@@ -139,7 +139,7 @@ def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
     elif origin is not None:
         sent_from = urlsplit(origin.decode("latin-1")).netloc.lower()
         names = (headers.get(b"host", b""), headers.get(b"x-forwarded-host", b""))
-        foreign = sent_from not in {name.decode("latin-1").lower() for name in names}
+        foreign = not sent_from or sent_from not in {name.decode("latin-1").lower() for name in names}
     else:
         foreign = False
     if foreign:

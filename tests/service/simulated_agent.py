@@ -57,7 +57,7 @@ class Agent:
         self.hold: frozenset[Stage] = frozenset()
         self.uploads_begun: list[UploadRequest] = []
         self._join_token = join_token
-        self._client = httpx.Client(base_url=f"{url}/api/v1", timeout=60, trust_env=False)
+        self._client = httpx.Client(base_url=f"{url}/api/v1", timeout=60, trust_env=False, verify=False)
         self._version: str | None = None
         self._plan: AttemptPlan | None = None
         self._tasks: dict[str, TaskReport] = {}
