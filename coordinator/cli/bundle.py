@@ -50,7 +50,8 @@ def references(config: Mapping[str, object]) -> Iterator[Reference]:
                 yield Reference(where, entry, _is_local(entry))
     deepspeed = config.get("deepspeed")
     if isinstance(deepspeed, str):
-        yield Reference("deepspeed", deepspeed, must_exist=True)
+        # Where there is no such file it may be one of Axolotl's presets: the check knows them.
+        yield Reference("deepspeed", deepspeed, must_exist=False)
     template = config.get("chat_template_jinja")
     if isinstance(template, str) and _is_template_path(template):
         yield Reference("chat_template_jinja", template, must_exist=True)

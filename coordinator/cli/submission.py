@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from coordinator.cli.bundle import Reference, collect, near_names
 from coordinator.cli.exits import Exit, Stop
 
 if TYPE_CHECKING:
-    from coordinator.core.views import Deadlines, Submission, SubmittedFile
+    from coordinator.core.views import CheckVerdict, Deadlines, Submission, SubmittedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,43 @@ class Asked:
     deadlines: tuple[str, ...] = ()
 
 
-def build(asked: Asked, *, bundled: bool = True) -> Submission:
-    """The submission; with `bundled`, the files it names are read and travel with it.
+def build(asked: Asked) -> Submission:
+    """The submission with the files it names, checked here before anything is sent.
 
     Raises:
-        Stop: naming the file, key or option that cannot be used.
+        Stop: naming the file, key or option that cannot be used; with the findings where the check refuses it.
+    """
+    bare = read(asked)
+    verdict = judge(asked, bare, purpose="submit")
+    if verdict.verdict == "reject":
+        raise Stop(
+            Exit.FAILED,
+            f"{asked.config} is refused; nothing was sent.",
+            hint="`rankcall explain CODE` says more; --allow CODE goes on in spite of one.",
+            findings=verdict.findings,
+        )
+    files = collect(asked.config.parent, _effective(asked, bare.config), _of_accelerate(bare.accelerate))
+    return bare.model_copy(update={"files": files})
+
+
+def judge(asked: Asked, submission: Submission, *, purpose: Literal["check", "submit"]) -> CheckVerdict:
+    """What the rules say of a submission whose files lie in the config's folder."""
+    from coordinator.checks import FolderFiles, check
+
+    return check(submission, files=FolderFiles(asked.config.parent), purpose=purpose)
+
+
+def read(asked: Asked) -> Submission:
+    """The submission without the files it names.
+
+    Raises:
+        Stop: naming the file or option that cannot be used.
     """
     from pydantic import ValidationError
 
     from coordinator.core.views import Submission
 
     text = read_text(asked.config, "config")
-    accelerate = _submitted(asked.accelerate, "--accelerate")
-    deepspeed = _submitted(asked.deepspeed, "--deepspeed")
-    folder = asked.config.parent
-    files = collect(folder, _effective(asked, text), _of_accelerate(accelerate)) if bundled else ()
     try:
         return Submission(
             name=asked.name,
@@ -57,9 +79,8 @@ def build(asked: Asked, *, bundled: bool = True) -> Submission:
             nodes=asked.nodes,
             gpus_per_node=asked.gpus_per_node,
             prompts=(*asked.prompts, *_prompts(asked.prompts_file)),
-            files=files,
-            accelerate=accelerate,
-            deepspeed=deepspeed,
+            accelerate=_submitted(asked.accelerate, "--accelerate"),
+            deepspeed=_submitted(asked.deepspeed, "--deepspeed"),
             max_attempts=asked.attempts,
             allow=asked.allow,
             deadlines=_deadlines(asked.deadlines),
@@ -105,20 +126,21 @@ def read_text(path: Path, what: str) -> str:
     """The text of a file the user named.
 
     Raises:
-        Stop: when it is not there (with near names), no file, or no UTF-8.
+        Stop: when it is not there (with near names), cannot be read, or is not UTF-8.
     """
+    from coordinator.checks import decode
+
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        text = decode(path.name, path.read_bytes())
     except FileNotFoundError:
         near = [str(path.parent / name) for name in near_names(path.parent, path.name)]
         hint = f"Did you mean {' or '.join(near)}?" if near else ""
         raise Stop(Exit.USAGE, f"There is no {what} file {path}.", hint=hint) from None
-    except UnicodeDecodeError as error:
-        raise Stop(
-            Exit.FAILED, f"{path} is not UTF-8 text (byte {error.start}).", hint="Save it as UTF-8."
-        ) from None
     except OSError as error:
         raise Stop(Exit.USAGE, f"{path} cannot be read: {error.strerror}.") from None
+    if not isinstance(text, str):
+        raise Stop(Exit.FAILED, f"{path} is refused.", findings=(text,))
+    return text
 
 
 def _submitted(path: Path | None, option: str) -> SubmittedFile | None:

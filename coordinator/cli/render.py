@@ -1,0 +1,109 @@
+"""`rankcall render`: what each rank would get, written to a folder or printed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.cli.console import say, write, write_json
+from coordinator.cli.exits import Exit, Stop
+from coordinator.cli.submission import Asked, read
+from coordinator.core.views import RenderedFileView, RenderedView
+from coordinator.render import Rendered, RenderError, Site, Topology, render
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The topology to render for; `rank` None: all of them."""
+
+    nodes: int
+    gpus_per_node: int
+    master_address: str
+    master_port: int
+    rank: int | None
+    interface: str | None
+
+
+def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, json: bool) -> None:
+    """Renders every wanted rank.
+
+    Raises:
+        Stop: for a config nothing can be rendered from, or a folder that cannot be written.
+    """
+    if wanted.rank is not None and wanted.rank >= wanted.nodes:
+        raise Stop(Exit.USAGE, f"Rank {wanted.rank} is not among {wanted.nodes} nodes: ranks count from 0.")
+    ranks = range(wanted.nodes) if wanted.rank is None else (wanted.rank,)
+    submission = read(asked)
+    try:
+        topology = Topology(wanted.nodes, wanted.gpus_per_node, wanted.master_address, wanted.master_port)
+        family = "ipv6" if ":" in wanted.master_address else "ipv4"
+        rendered = {
+            rank: render(
+                submission, topology, Site(rank, wanted.interface, "ipv6" if family == "ipv6" else "ipv4")
+            )
+            for rank in ranks
+        }
+    except RenderError as error:
+        place = ":".join(str(part) for part in (error.file, error.line, error.key) if part)
+        raise Stop(Exit.FAILED, f"{f'{place}: ' if place else ''}{error.message}.") from None
+    if output is not None:
+        for rank, one in rendered.items():
+            _write(output / f"rank-{rank}", one)
+        say(f"{len(rendered)} ranks are in {output}.")
+    if json:
+        write_json([_view(rank, one) for rank, one in rendered.items()])
+    elif output is None:
+        for rank, one in rendered.items():
+            _print(rank, one)
+    if why:
+        _explain(next(iter(rendered.values())))
+
+
+def _write(folder: Path, one: Rendered) -> None:
+    """The attempt's files, its environment, and the commands as a script (run from the job's work folder)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in one.files:
+            (folder / file.path).write_text(file.content, encoding="utf-8")
+        (folder / "environment").write_text(_environment(one), encoding="utf-8")
+        (folder / "commands").write_text(_commands(one), encoding="utf-8")
+    except OSError as error:
+        raise Stop(
+            Exit.FAILED, f"{error.filename or folder} cannot be written: {error.strerror or error}."
+        ) from None
+
+
+def _environment(one: Rendered) -> str:
+    """Lines a shell can read: what is removed first, then what is set."""
+    removed = [f"# unset {name}\n" for name in one.unset]
+    return "".join([*removed, *(f"export {name}={shlex.quote(v)}\n" for name, v in one.environment.items())])
+
+
+def _commands(one: Rendered) -> str:
+    steps = [argv for argv in (one.prepare_argv, one.train_argv, one.compare_argv) if argv is not None]
+    return "".join(f"{shlex.join(argv)}\n" for argv in steps)
+
+
+def _print(rank: int, one: Rendered) -> None:
+    for file in one.files:
+        write(f"# --- rank {rank}: {file.path}")
+        write(file.content.rstrip("\n"))
+    write(f"# --- rank {rank}: environment")
+    write(_environment(one).rstrip("\n"))
+    write(f"# --- rank {rank}: commands")
+    write(_commands(one).rstrip("\n"))
+
+
+def _explain(one: Rendered) -> None:
+    for reason in one.reasons:
+        say(f"{reason.file}: {reason.key} = {reason.value}: {reason.why}")
+
+
+def _view(rank: int, one: Rendered) -> RenderedView:
+    return RenderedView(
+        rank=rank,
+        files=tuple(RenderedFileView(path=f.path, content=f.content, sha256=f.sha256) for f in one.files),
+        environment=one.environment,
+        argv=one.train_argv,
+    )
