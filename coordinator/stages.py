@@ -258,7 +258,7 @@ def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict
         return PENDING
     outputs = [_output(report) for report in reports]
     digests = {str(output.get("digest")) for output in outputs}
-    samples = [output.get("samples") for output in outputs]
+    samples = [output.get("rows") for output in outputs]
     if len(digests) > 1:
         rows = ", ".join(f"rank {r}: {n} samples" for r, n in enumerate(samples))
         differ = finding(

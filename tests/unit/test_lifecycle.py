@@ -127,7 +127,7 @@ class World:
                     ok=True, values_ok=True, backend="gloo", init_s=0.4, bytes_per_s={4: 1e3}
                 )
             elif stage is Stage.PREPARE:
-                result = RunResult(exit_code=0, output={"digest": "abc", "samples": 40})
+                result = RunResult(exit_code=0, output={"digest": "abc", "rows": 40})
             elif stage is Stage.TRAIN:
                 result = RunResult(exit_code=0)
             elif stage is Stage.COLLECT:
@@ -273,8 +273,8 @@ def test_ranks_with_different_numbers_of_steps_are_stopped() -> None:
 
 def test_different_data_is_found_before_training() -> None:
     world = started(Stage.PREPARE)
-    world.report(Stage.PREPARE, 0, RunResult(exit_code=0, output={"digest": "a", "samples": 10}))
-    world.report(Stage.PREPARE, 1, RunResult(exit_code=0, output={"digest": "b", "samples": 11}))
+    world.report(Stage.PREPARE, 0, RunResult(exit_code=0, output={"digest": "a", "rows": 10}))
+    world.report(Stage.PREPARE, 1, RunResult(exit_code=0, output={"digest": "b", "rows": 11}))
     world.step(1.0)
     assert world.findings[-1].code == "RUN002" and world.attempt().outcome == "failed"
 
