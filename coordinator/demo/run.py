@@ -161,6 +161,8 @@ def _start_replica(folder: Path, number: int, nodes: int, port: int) -> Replica:
         "RANKCALL_URL": f"http://127.0.0.1:{port}",
         "RANKCALL_NODES": str(nodes),
         "CUDA_VISIBLE_DEVICES": "",
+        # the model and the data were made here: nobody needs to ask the hub for them, or for a token
+        "HF_HUB_OFFLINE": "1",
     }
     log = state / "up.log"
     with log.open("wb") as output:
