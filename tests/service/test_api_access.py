@@ -44,7 +44,7 @@ def ask(coordinator: Coordinator, method: str, path: str, token: str | None) -> 
         return response
 
 
-@pytest.mark.parametrize(("method", "template"), ACCESS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("method", "template"), ACCESS, ids=str)
 def test_every_route_admits_exactly_the_roles_of_its_row(
     method: str, template: str, coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
