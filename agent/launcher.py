@@ -39,14 +39,15 @@ class Times:
     """Judgements, in seconds.
 
     Attributes:
-        grace_s: between SIGTERM and SIGKILL for a process that is ended; it may be saving.
+        grace_s: between SIGTERM and SIGKILL for a process that is ended; with the rest it has to fit into the
+            8 s that `rankcall up` gives a replica, and a container runtime 10 s.
         shim_s: how long beyond its grace a shim may take; then its processes are ended without it.
         orphan_grace_s: the grace of processes that have lost their shim.
         look_s: how often idleness and deadline are looked at; an exit is seen at once.
         start_s: how long a shim may take to say that it runs.
     """
 
-    grace_s: float = 10.0
+    grace_s: float = 5.0
     shim_s: float = 10.0
     orphan_grace_s: float = 3.0
     look_s: float = 1.0

@@ -111,8 +111,9 @@ class Agent:
 
     # --- life
 
-    async def run(self, asked_to_end: asyncio.Event) -> None:
-        """Until `asked_to_end`; then the training of this replica is ended and nothing is left behind.
+    async def run(self, asked_to_end: asyncio.Event, asked_to_leave: asyncio.Event) -> None:
+        """Until `asked_to_end`: then the training of this replica is ended and nothing is left behind. Or until
+        `asked_to_leave`: then what runs goes on without an agent.
 
         Raises:
             Exception: what a loop could not cope with; the training goes on, and the next agent adopts it.
@@ -129,17 +130,20 @@ class Agent:
                 "facts": self._learn_facts(),
             }.items()
         ]
-        end: asyncio.Task[Any] = asyncio.create_task(asked_to_end.wait())
+        asked: list[asyncio.Task[Any]] = [
+            asyncio.create_task(event.wait()) for event in (asked_to_end, asked_to_leave)
+        ]
         try:
-            await asyncio.wait([end, *loops[:-1]], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*asked, *loops[:-1]], return_when=asyncio.FIRST_COMPLETED)
             for loop in loops:
                 if loop.done() and not loop.cancelled() and (error := loop.exception()) is not None:
                     raise error
-            await self._end_everything(loops)
+            if asked_to_end.is_set():
+                await self._end_everything(loops)
         finally:
-            for loop in (end, *loops):
+            for loop in (*asked, *loops):
                 loop.cancel()
-            await asyncio.gather(end, *loops, return_exceptions=True)
+            await asyncio.gather(*asked, *loops, return_exceptions=True)
             await self._close()
 
     async def _end_everything(self, loops: list[asyncio.Task[None]]) -> None:

@@ -6,6 +6,8 @@ Called by `__main__.py`, which says what its exit codes mean.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -19,6 +21,8 @@ from agent.main import Agent
 from agent.settings import AgentSettings, SettingsError
 from coordinator.core.redact import Redactor, secrets_of
 from coordinator.core.whereabouts import BadHint
+
+_PR_GET_PDEATHSIG = 2  # linux/prctl.h
 
 
 def main() -> int:
@@ -48,23 +52,33 @@ def main() -> int:
 
 async def _run(settings: AgentSettings, who: identity.Identity) -> int:
     log = structlog.get_logger("agent")
-    asked = asyncio.Event()
+    end, leave = asyncio.Event(), asyncio.Event()
     by: list[signal.Signals] = []
+    parent = os.getppid()
 
     def ask(number: signal.Signals) -> None:
         by.append(number)
-        asked.set()
+        # A supervisor that was killed takes its agent along (core/tied.py), but that is nobody's wish to end training.
+        (leave if _tied() and os.getppid() != parent else end).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask, number)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a console that goes away ends nothing
     try:
-        await Agent(settings, who).run(asked)
+        await Agent(settings, who).run(end, leave)
     except Exception:
         log.exception("the agent failed; what runs goes on, and the next agent takes it over")
         return 1
     return 130 if by[:1] == [signal.SIGINT] else 0
+
+
+def _tied() -> bool:
+    """Whether this process asked for a signal at the death of its parent."""
+    asked = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(asked), 0, 0, 0)
+    return asked.value != 0
 
 
 def _speak() -> None:
