@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection
 
+_SQLITE_STYLE = "qmark"
 INT32 = 1 << 31
 INT64 = 1 << 63
 
@@ -30,19 +31,23 @@ class Cursor(Protocol):
 class Driver(Protocol):
     """What `sqlite3.Connection` and `psycopg.Connection` have in common."""
 
-    def execute(self, sql: str, parameters: Sequence[Any], /) -> Cursor: ...
+    def execute(self, sql: str, parameters: Sequence[Any], /, **psycopg_only: bool) -> Cursor: ...
     def cursor(self) -> Cursor: ...
 
 
 def execute(c: Connection, sql: str, parameters: Sequence[Any]) -> Cursor:
     """Run one statement."""
-    return _driver(c).execute(_spelled(sql, c.dialect.paramstyle), parameters)
+    if c.dialect.paramstyle == _SQLITE_STYLE:
+        return _driver(c).execute(sql, parameters)
+    # As text, psycopg would be sent bytes in hexadecimal.
+    return _driver(c).execute(_spelled(sql), parameters, binary=True)
 
 
 def execute_many(c: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
     """Run one statement for each row; with psycopg in one round trip."""
     if rows:
-        _driver(c).cursor().executemany(_spelled(sql, c.dialect.paramstyle), rows)
+        spelled = sql if c.dialect.paramstyle == _SQLITE_STYLE else _spelled(sql)
+        _driver(c).cursor().executemany(spelled, rows)
 
 
 def json_text(value: object) -> str:
@@ -70,8 +75,8 @@ def _driver(c: Connection) -> Driver:
 
 
 @lru_cache(maxsize=256)
-def _spelled(sql: str, paramstyle: str) -> str:
-    return sql if paramstyle == "qmark" else sql.replace("?", "%s")
+def _spelled(sql: str) -> str:
+    return sql.replace("?", "%s")
 
 
 def _finite(value: object) -> object:

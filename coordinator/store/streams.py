@@ -14,13 +14,10 @@ from coordinator.store import driver, pending, rows
 from coordinator.store.tables import Stream, columns, table
 
 # A reader takes whole chunks from the database: so much at most for one byte of it.
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 64 << 10
 
 _FIND = "SELECT id, size_bytes FROM stream WHERE attempt_id = ? AND replica_id = ? AND name = ?"
-_MAKE = (
-    "INSERT INTO stream (attempt_id, replica_id, name, size_bytes) VALUES (?, ?, ?, 0) "
-    "ON CONFLICT (attempt_id, replica_id, name) DO NOTHING"
-)
+_MAKE = "INSERT INTO stream (attempt_id, replica_id, name, size_bytes) VALUES (?, ?, ?, 0) RETURNING id"
 # From the chunk that holds the offset up to the end of the wanted range.
 _READ = (
     'SELECT "offset", data FROM chunk WHERE stream_id = ? AND "offset" < ? AND "offset" >= '
@@ -53,6 +50,8 @@ def append(c: Connection, attempt_id: str, replica_id: str, name: str, offset: i
     stream = here.known.get(key)
     if stream is None or stream.size_bytes != offset:
         # Unknown, or refused by what is known: the database has the last word.
+        if stream is not None:
+            here.flush(c)
         stream = _find(c, key)
     size = 0 if stream is None else stream.size_bytes
     if offset != size or not data:
@@ -130,12 +129,17 @@ def _bytes(c: Connection, stream_id: int, start: int, end: int) -> bytes:
 
 def _stored(c: Connection, key: pending.StreamKey) -> tuple[int, int] | None:
     pending.settle(c)
+    return _looked_up(c, key)
+
+
+def _looked_up(c: Connection, key: pending.StreamKey) -> tuple[int, int] | None:
     found = driver.execute(c, _FIND, key).fetchone()
     return None if found is None else (int(found[0]), int(found[1]))
 
 
 def _find(c: Connection, key: pending.StreamKey) -> pending.Known | None:
-    found = _stored(c, key)
+    # Nothing can be pending for a stream that is not known yet, so there is nothing to flush first.
+    found = _looked_up(c, key)
     if found is None:
         return None
     known = pending.of(c).known[key] = pending.Known(*found)
@@ -143,7 +147,8 @@ def _find(c: Connection, key: pending.StreamKey) -> pending.Known | None:
 
 
 def _make(c: Connection, key: pending.StreamKey) -> pending.Known:
-    driver.execute(c, _MAKE, key)
-    made = _find(c, key)
+    # No other writer can have made it since: write transactions exclude each other.
+    made = driver.execute(c, _MAKE, key).fetchone()
     assert made is not None
-    return made
+    known = pending.of(c).known[key] = pending.Known(int(made[0]), 0)
+    return known

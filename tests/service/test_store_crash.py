@@ -20,7 +20,7 @@ from store_scribe import RECORD_BYTES, WRITERS, record
 
 from coordinator.store import Store, StoreError, queries, rows, streams
 
-KILLS = 4
+KILLS = 3
 SEED = 20
 SCRIBE = Path(__file__).with_name("store_scribe.py")
 

@@ -13,17 +13,21 @@ from coordinator.store import driver, pending, rows
 from coordinator.store.tables import Artifact, Event, FindingRow, Metric, columns, table
 
 # Jumps from one (rank, type) to the next along the index instead of reading every record: the number of
-# steps a training has made does not matter. SQLite and PostgreSQL both have no such scan of their own.
+# steps a training has made does not matter. SQLite and PostgreSQL both have no such scan of their own, and
+# SQLite seeks by a pair (rank, type) > (…) only to the rank: hence first the next type, then the next rank.
 _NEWEST = text(
     """
-    WITH RECURSIVE seen (rank, type) AS (
+    WITH RECURSIVE seen (id, rank, type) AS (
         SELECT * FROM (
-            SELECT rank, type FROM metric WHERE attempt_id = :attempt_id ORDER BY rank, type LIMIT 1
+            SELECT id, rank, type FROM metric WHERE attempt_id = :attempt_id ORDER BY rank, type LIMIT 1
         ) AS first
         UNION ALL
-        SELECT following.rank, following.type FROM seen, metric AS following WHERE following.id = (
-            SELECT id FROM metric WHERE attempt_id = :attempt_id
-            AND (rank, type) > (seen.rank, seen.type) ORDER BY rank, type LIMIT 1
+        SELECT following.id, following.rank, following.type
+        FROM seen JOIN metric AS following ON following.id = COALESCE(
+            (SELECT id FROM metric WHERE attempt_id = :attempt_id
+             AND rank = seen.rank AND type > seen.type ORDER BY type LIMIT 1),
+            (SELECT id FROM metric WHERE attempt_id = :attempt_id
+             AND rank > seen.rank ORDER BY rank, type LIMIT 1)
         )
     )
     SELECT (SELECT max(id) FROM metric WHERE attempt_id = :attempt_id
