@@ -82,6 +82,7 @@ class Mirror:
             attempt.over = True
             for stream in attempt.streams.values():
                 stream.waiting_for_more_than = -1
+            self._settle()
 
     def ask_again(self) -> None:
         """The coordinator may be another one, or have lost something: ask for every size anew."""

@@ -34,8 +34,26 @@ _SHAPES = re.compile(
     rb"|(?<=://)[^\s/:@'\"]{1,128}:[^\s/@'\"]{1,256}(?=@)"  # the user:password of a URL
     rb"|(?i:(?<=bearer ))[A-Za-z0-9._~+/-]{16,}=*"
 )
-# What a growing tail looks like before it is long enough to match: any run of characters of a token.
-_TOKEN_TAIL = re.compile(rb"(?:hf_|wandb_v1_|sk-|gh[pousr]_|github_pat_|AKIA|xox|eyJ|://)[^\s'\"]*\Z")
+# What a tail looks like that may yet grow into a match: the beginning of a token's mark, or a mark and what follows it.
+_MARKS = (
+    b"hf_",
+    b"wandb_v1_",
+    b"sk-",
+    b"ghp_",
+    b"gho_",
+    b"ghu_",
+    b"ghs_",
+    b"ghr_",
+    b"github_pat_",
+    b"AKIA",
+    b"xox",
+    b"eyJ",
+)
+_BEGINNINGS = sorted({mark[:length] for mark in _MARKS for length in range(1, len(mark))})
+_TOKEN_TAIL = re.compile(
+    rb"(?:(?<![A-Za-z0-9_-])(?:" + b"|".join(_BEGINNINGS) + rb")"
+    rb"|(?:" + b"|".join(_MARKS) + rb"|://|(?i:bearer ))[^\s'\"]*)\Z"
+)
 _MASK = b"*"
 
 
