@@ -263,10 +263,9 @@ class Attempt:
 
     async def _rendezvous_port_free(self, task: RunTask, plan: AttemptPlan) -> None:
         """The kernel's table says whether the port that all ranks agreed on is still nobody's."""
-        text = {**plan.environment, **task.environment}.get("MASTER_PORT", "")
-        if not text.isdigit():
+        port, until = plan.rendezvous_port, monotonic_s() + _PORT_PATIENCE_S
+        if port is None:
             return
-        port, until = int(text), monotonic_s() + _PORT_PATIENCE_S
         while True:
             _, holders = await asyncio.to_thread(lambda: sockets.first_free((port,), sockets.table()))
             if not holders:

@@ -67,6 +67,7 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
         gpus_per_node=attempt.gpus_per_node,
         world_size=attempt.world_size,
         bundle_sha256=work.bundle_sha256,
+        rendezvous_port=attempt.rendezvous_port,
     )
     stage = attempt.stage.stage
     if stage in (Stage.GATHER, Stage.MATCH):

@@ -264,6 +264,7 @@ class AttemptPlan(Message):
     On the replica's disk a job has `jobs/<job_id>/work` (the bundle, the working folder of every
     process, outputs, prepared data; kept over attempts) and `jobs/<job_id>/attempt-<number>` (`files`,
     streams, specs). A rendered file names paths relative to the work folder, so that all replicas' hashes agree.
+    `rendezvous_port` is the one all ranks agreed on; rank 0 looks once more whether it is free before it trains.
     """
 
     job_id: str
@@ -277,6 +278,7 @@ class AttemptPlan(Message):
     unset: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     bundle_sha256: str | None = None
+    rendezvous_port: int | None = None
     task: Task | None = None
 
 
