@@ -56,10 +56,13 @@ def context_of(browser: Browser, faults: list[str]) -> Iterator[Callable[..., Br
     """Makes browser contexts (each with cookies of its own) whose faults are collected."""
     contexts: list[BrowserContext] = []
 
+    def note(fault: str) -> None:  # Playwright cannot call a built-in method
+        faults.append(fault)
+
     def make(**options: object) -> BrowserContext:
         made = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})  # type: ignore[arg-type]
         made.set_default_timeout(15_000)
-        made.expose_function("reportViolation", lambda said: faults.append(said))
+        made.expose_function("reportViolation", note)
         made.add_init_script(
             "document.addEventListener('securitypolicyviolation',"
             " (e) => reportViolation(`CSP: ${e.violatedDirective} ${e.blockedURI} ${e.sample}`));"

@@ -159,7 +159,7 @@ def test_steps_log_lines_and_findings_arrive_without_a_reload(
     zero.report(
         f"{RUNNING}-1",
         rehearsal.training(),
-        train_log="\r 100%|##########|\nloss fell\n".encode(),
+        train_log=b"\r 100%|##########|\nloss fell\n",
         progress_0=rehearsal.lines(rehearsal.record(214, loss=1.1111)),
     )
     expect(log).to_contain_text("loss fell")

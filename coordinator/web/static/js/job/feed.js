@@ -1,5 +1,5 @@
-// The bytes of one stream of one rank, as text: begins near the end, follows what is appended, asks again from the
-// exact offset after a broken link, and fetches what came earlier on demand.
+// The bytes of one stream of one rank: begins near the end, follows what is appended, asks again from the exact
+// offset after a broken link, and fetches what came earlier on demand.
 
 import { ask } from "../shared/api.js";
 import { whileSeen } from "../shared/live.js";
@@ -16,11 +16,9 @@ function lineStart(bytes) {
 }
 
 export class Feed {
-  /** Offset of the first byte shown, and of the next one to come. */
-  start = 0;
-  size = 0;
   #url;
   #on;
+  #next = null;
   #running;
   #ended = false;
   #seen = true;
@@ -29,13 +27,13 @@ export class Feed {
   #unwatch;
 
   /**
-   * `url(query)` is the address of the stream. `on.text` gets text in order, `on.state` a word about the link ("" when
-   * all is well); `on.running`: whether more may come.
+   * `url(query)` is the address of the stream. `on.begin` gets the offset of the first byte, `on.bytes` the bytes in
+   * their order, `on.state` a word about the link ("" when there is nothing to say); `running`: whether more may come.
    */
-  constructor(url, on) {
+  constructor(url, on, running) {
     this.#url = url;
     this.#on = on;
-    this.#running = on.running;
+    this.#running = running;
     this.#unwatch = whileSeen({ hidden: () => this.#rest(), seen: () => this.#resume() });
     this.#follow();
   }
@@ -55,6 +53,14 @@ export class Feed {
     this.#wake();
   }
 
+  /** Whole lines before byte `end`: `{offset, bytes}`. */
+  async earlier(end) {
+    const from = Math.max(0, end - WINDOW_BYTES);
+    const bytes = await this.#page({ offset: from, limit: end - from });
+    const skipped = from === 0 ? 0 : lineStart(bytes);
+    return { offset: from + skipped, bytes: bytes.subarray(skipped) };
+  }
+
   #rest() {
     this.#seen = false;
     this.#request.abort();
@@ -66,26 +72,20 @@ export class Feed {
   }
 
   async #follow() {
-    let decoder = null;
     while (!this.#ended) {
       // Read before asking: once nothing runs any more, one more look has everything.
       const last = !this.#running;
       try {
         this.#request = new AbortController();
-        if (decoder === null) {
-          await this.#begin();
-          decoder = new TextDecoder();
-        }
-        const caughtUp = await this.#read(decoder, !last);
+        if (this.#next === null) await this.#begin();
+        const caughtUp = await this.#read(!last);
         if (last && caughtUp) {
           this.#said("");
           return;
         }
         if (!caughtUp) continue;
-      } catch (problem) {
-        // 404: this stream has not been written to.
-        if (last && problem.status === 404) return;
-        this.#said(problem.status === 404 || !this.#seen ? "" : "reconnecting…");
+      } catch {
+        this.#said(this.#seen ? "reconnecting…" : "");
       }
       await this.#pause();
     }
@@ -95,58 +95,45 @@ export class Feed {
     if (!this.#ended) this.#on.state(words);
   }
 
-  async #bytes(query) {
+  async #page(query) {
     const response = await ask(this.#url(query), { signal: this.#request.signal });
-    return { response, bytes: new Uint8Array(await response.arrayBuffer()) };
+    return new Uint8Array(await response.arrayBuffer());
   }
 
   /** Begin a window before the end, at the start of a line. */
   async #begin() {
-    const { response, bytes } = await this.#bytes({ offset: -WINDOW_BYTES, limit: LINE_BYTES });
+    const response = await ask(this.#url({ offset: -WINDOW_BYTES, limit: LINE_BYTES }), { signal: this.#request.signal });
+    const bytes = new Uint8Array(await response.arrayBuffer());
     const offset = Number(response.headers.get("x-rankcall-offset") ?? 0);
-    this.start = offset === 0 ? 0 : offset + lineStart(bytes);
-    this.size = this.start;
+    this.#next = offset === 0 ? 0 : offset + lineStart(bytes);
+    if (!this.#ended) this.#on.begin(this.#next);
   }
 
   /** Deliver what comes; whether that was all there was. */
-  async #read(decoder, follow) {
-    const response = await ask(this.#url({ offset: this.size, follow: follow ? 1 : null }), { signal: this.#request.signal });
+  async #read(follow) {
+    const response = await ask(this.#url({ offset: this.#next, follow: follow ? 1 : null }), { signal: this.#request.signal });
     const goal = Number(response.headers.get("x-rankcall-size") ?? 0);
-    const before = this.size;
+    const before = this.#next;
     this.#said(follow ? "following" : "");
     const reader = response.body.getReader();
     for (;;) {
       const { done, value } = await reader.read();
       if (this.#ended) return true;
       if (done) break;
-      this.size += value.byteLength;
-      this.#on.text(decoder.decode(value, { stream: true }));
+      this.#next += value.byteLength;
+      this.#on.bytes(value);
     }
     // An answer may be a page of what there is.
-    return this.size >= goal || this.size === before;
-  }
-
-  /** The text before what is shown; "" when there is none. */
-  async earlier() {
-    if (this.start === 0) return "";
-    const from = Math.max(0, this.start - WINDOW_BYTES);
-    try {
-      const offset = from === 0 ? 0 : from + lineStart((await this.#bytes({ offset: from, limit: LINE_BYTES })).bytes);
-      const { bytes } = await this.#bytes({ offset, limit: this.start - offset });
-      this.start = offset;
-      return new TextDecoder().decode(bytes);
-    } catch {
-      return "";
-    }
+    return this.#next >= goal || this.#next === before;
   }
 
   async #pause() {
-    const timer = { id: 0 };
+    let timer = null;
     await new Promise((resolve) => {
       this.#wake = resolve;
-      if (this.#seen) timer.id = setTimeout(resolve, AGAIN_MS);
+      if (this.#seen) timer = setTimeout(resolve, AGAIN_MS);
     });
-    clearTimeout(timer.id);
+    clearTimeout(timer);
     this.#wake = () => {};
   }
 }

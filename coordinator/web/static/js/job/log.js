@@ -1,198 +1,114 @@
 // The live log of one rank: which rank and which stream are the reader's choice (by itself it shows the stream of
-// the stage that is running). Follows by a streamed response, goes on where it was after a broken link, keeps a
-// bounded number of lines, and stays at the end only while the reader is there.
+// the stage that is running). The text itself is in scroll.js; here it is decided what it shows.
 
 import { el, fill, listen, plain } from "../shared/dom.js";
-import { bytes } from "../shared/format.js";
 import { api } from "../shared/site.js";
 import { Feed } from "./feed.js";
-import { Lines, Painter } from "./terminal.js";
+import { Scroll } from "./scroll.js";
 
-// What a page shows at once: enough to scroll through, few enough to stay quick.
-const MOST_LINES = 5000;
 const NAMES = { "prepare.log": "Prepare", "train.log": "Train", "compare.log": "Compare" };
-const NEAR_END_PX = 24;
 
 /** The stream that the job's stage writes. */
 function current(job) {
   if (job.stage === "prepare") return "prepare.log";
-  return job.stage === "compare" && job.state !== "succeeded" ? "compare.log" : "train.log";
+  return job.stage === "compare" && job.state === "running" ? "compare.log" : "train.log";
 }
 
 export class LogView {
   #id;
-  #box;
   #tools;
-  #foot;
-  #pending = el("div", { class: "log-line log-pending" });
-  #chosen = { rank: 0, stream: null };
+  #scroll;
   #feed = null;
   #source = "";
-  #lines = new Lines();
-  #painter = new Painter();
-  #atEnd = true;
-  #wrap = true;
-  #waiting = [];
+  #rank = 0;
+  #stream = null;
   #job = null;
   #attempt = null;
-  #note = "";
 
   constructor(host, tools, id) {
     this.#id = id;
     this.#tools = tools;
-    this.#box = el("div", { class: "log wrap", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log" });
-    this.#foot = el("div", { class: "log-foot" });
-    host.append(this.#box, this.#foot);
-    this.#box.append(this.#pending);
-    this.#box.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    this.#scroll = new Scroll(host, (end) => this.#feed.earlier(end));
     tools.addEventListener("change", (event) => this.#choose(event.target));
-    listen(tools, { wrap: () => this.#setWrap(!this.#wrap) });
-    listen(host, {
-      end: () => this.#toEnd(),
-      earlier: () => this.#earlier(),
+    listen(tools, {
+      wrap: () => {
+        this.#scroll.wrap(!this.#scroll.wraps);
+        this.#draw();
+      },
     });
   }
 
-  /** The job has changed: follow what is chosen of this attempt. */
+  /** The job has changed: follow what is chosen of this attempt (null: there is none yet). */
   follow(job, attempt) {
     this.#job = job;
     this.#attempt = attempt;
-    const stream = this.#chosen.stream ?? current(job);
-    const source = attempt ? `${attempt.number}/${this.#chosen.rank}/${stream}` : "";
-    const running = attempt !== null && attempt.state !== "ended";
+    if (attempt === null) return;
+    // The rank may have been chosen in an attempt with more of them.
+    if (!attempt.members.some((member) => member.rank === this.#rank)) this.#rank = 0;
+    const running = attempt.state !== "ended";
+    const source = `${attempt.number}/${this.#rank}/${this.#shown}`;
     if (source !== this.#source) {
       this.#source = source;
-      this.#restart(source === "" ? null : stream, running);
+      this.#restart(running);
     }
-    this.#feed?.running(running);
-    this.#draw(stream);
+    this.#feed.running(running);
+    this.#draw();
   }
 
-  #restart(stream, running) {
+  get #shown() {
+    return this.#stream ?? current(this.#job);
+  }
+
+  #url(query) {
+    const which = { rank: this.#rank, stream: this.#shown, attempt: this.#attempt.number };
+    return api(`jobs/${encodeURIComponent(this.#id)}/logs`, { ...which, ...query });
+  }
+
+  #restart(running) {
     this.#feed?.end();
-    this.#feed = null;
-    this.#lines = new Lines();
-    this.#painter = new Painter();
-    this.#waiting = [];
-    this.#box.replaceChildren(this.#pending);
-    this.#pending.replaceChildren();
-    this.#atEnd = true;
-    this.#note = "";
-    if (stream === null) return;
-    this.#feed = new Feed(
-      (query) => api(`jobs/${encodeURIComponent(this.#id)}/logs`, { rank: this.#chosen.rank, stream, attempt: this.#attempt.number, ...query }),
-      { text: (text) => this.#take(text), state: (note) => this.#noted(note), running },
-    );
-  }
-
-  #take(text) {
-    const first = this.#waiting.length === 0;
-    // An animation frame may be far away in a hidden tab: what waits is bounded, too.
-    this.#waiting.push(...this.#lines.push(text));
-    if (this.#waiting.length > MOST_LINES) this.#waiting.splice(0, this.#waiting.length - MOST_LINES);
-    if (first) requestAnimationFrame(() => this.#flush());
-  }
-
-  #flush() {
-    const fresh = document.createDocumentFragment();
-    for (const line of this.#waiting) fresh.append(this.#line(line));
-    this.#waiting = [];
-    this.#box.insertBefore(fresh, this.#pending);
-    // A painter of its own: the unfinished line must not leave its colours on.
-    this.#pending.replaceChildren(...pieces(new Painter(), this.#lines.pending));
-    let over = this.#box.childElementCount - MOST_LINES;
-    // While somebody reads further up, lines are not pulled away under him, up to a second bound.
-    if (!this.#atEnd && over < MOST_LINES) over = 0;
-    for (; over > 0; over -= 1) this.#box.firstElementChild.remove();
-    if (this.#atEnd) this.#box.scrollTop = this.#box.scrollHeight;
-    this.#drawFoot();
-  }
-
-  #line(text, painter = this.#painter) {
-    return el("div", { class: "log-line" }, pieces(painter, text));
-  }
-
-  #noted(note) {
-    this.#note = note;
-    this.#drawFoot();
-  }
-
-  async #earlier() {
-    const text = await this.#feed?.earlier();
-    if (!text) return this.#drawFoot();
-    const lines = new Lines();
-    const painter = new Painter();
-    const fresh = document.createDocumentFragment();
-    for (const line of lines.push(text)) fresh.append(this.#line(line, painter));
-    const before = this.#box.scrollHeight;
-    this.#atEnd = false;
-    this.#box.prepend(fresh);
-    this.#box.scrollTop += this.#box.scrollHeight - before;
-    return this.#drawFoot();
-  }
-
-  #scrolled() {
-    const { scrollTop, scrollHeight, clientHeight } = this.#box;
-    const atEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
-    if (atEnd !== this.#atEnd) {
-      this.#atEnd = atEnd;
-      this.#drawFoot();
-    }
-  }
-
-  #toEnd() {
-    this.#atEnd = true;
-    this.#box.scrollTop = this.#box.scrollHeight;
-    this.#drawFoot();
-  }
-
-  #setWrap(wrap) {
-    this.#wrap = wrap;
-    this.#box.classList.toggle("wrap", wrap);
-    this.follow(this.#job, this.#attempt);
+    const scroll = this.#scroll;
+    const fixed = this.#url({});
+    const url = (query) => {
+      const address = new URL(fixed);
+      for (const [name, value] of Object.entries(query)) {
+        if (value !== null) address.searchParams.set(name, value);
+      }
+      return address;
+    };
+    scroll.clear();
+    const on = {
+      begin: (offset) => scroll.begin(offset),
+      bytes: (bytes) => scroll.add(bytes),
+      state: (words) => scroll.say(words),
+    };
+    this.#feed = new Feed(url, on, running);
   }
 
   #choose(field) {
-    if (field.name === "rank") this.#chosen.rank = Number(field.value);
-    if (field.name === "stream") this.#chosen.stream = field.value === "" ? null : field.value;
+    if (field.name === "rank") this.#rank = Number(field.value);
+    if (field.name === "stream") this.#stream = field.value === "" ? null : field.value;
     this.follow(this.#job, this.#attempt);
   }
 
-  #draw(stream) {
-    const members = [...(this.#attempt?.members ?? [])].sort((a, b) => a.rank - b.rank);
-    const automatic = `Current (${(NAMES[current(this.#job)] ?? current(this.#job)).toLowerCase()})`;
-    const download = api(`jobs/${encodeURIComponent(this.#id)}/logs`, { rank: this.#chosen.rank, stream, attempt: this.#attempt?.number });
+  #draw() {
+    const members = [...this.#attempt.members].sort((a, b) => a.rank - b.rank);
+    const ranks = members.map((member) => [member.rank, `rank ${member.rank} · ${plain(member.hostname || member.replica_id)}`]);
+    const automatic = `Current (${NAMES[current(this.#job)].toLowerCase()})`;
+    const whole = this.#url({});
     fill(
       this.#tools,
-      select("Rank", "rank", this.#chosen.rank, members.map((member) => [member.rank, `rank ${member.rank} · ${plain(member.hostname || member.replica_id)}`])),
-      select("Stream", "stream", this.#chosen.stream ?? "", [["", automatic], ...Object.entries(NAMES)]),
-      el("button", { class: "button small", type: "button", "data-do": "wrap", "aria-pressed": String(this.#wrap) }, "Wrap"),
-      this.#attempt && el("a", { class: "button small", href: download.pathname + download.search, download: `${this.#id}-rank${this.#chosen.rank}-${stream}`, key: "whole" }, "Whole log"),
+      select("Rank", "rank", this.#rank, ranks),
+      select("Stream", "stream", this.#stream ?? "", [["", automatic], ...Object.entries(NAMES)]),
+      el("button", { class: "button small", type: "button", "data-do": "wrap", "aria-pressed": String(this.#scroll.wraps) }, "Wrap"),
+      el("a", { class: "button small", href: whole.pathname + whole.search, download: `${this.#id}-rank${this.#rank}-${this.#shown}` }, "Whole log"),
     );
   }
-
-  #drawFoot() {
-    const feed = this.#feed;
-    const words = feed === null ? "The log begins with the first attempt." : feed.size === 0 && this.#note === "" ? "Nothing has been written yet." : this.#note;
-    fill(
-      this.#foot,
-      feed !== null && feed.start > 0 && el("button", { class: "button small", type: "button", "data-do": "earlier", key: "earlier" }, `Earlier (${bytes(feed.start)} more)`),
-      el("span", { class: "muted small grow" }, words),
-      !this.#atEnd && el("button", { class: "button small", type: "button", "data-do": "end", key: "end" }, "Jump to the end"),
-    );
-  }
-}
-
-function pieces(painter, line) {
-  return painter.paint(line).map(({ text, classes }) => (classes ? el("span", { class: classes }, text) : text));
 }
 
 function select(label, name, value, options) {
-  if (options.length === 0) return null;
   return el(
-    "label",
+    "span",
     { class: "select", key: name },
-    el("span", { class: "visually-hidden" }, label),
-    el("select", { name }, options.map(([key, words]) => el("option", { value: key, selected: String(key) === String(value) }, words))),
+    el("select", { name, "aria-label": label }, options.map(([key, words]) => el("option", { value: key, selected: String(key) === String(value) }, words))),
   );
 }

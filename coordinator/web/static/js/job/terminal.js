@@ -7,26 +7,62 @@ import { plain } from "../shared/dom.js";
 
 // Longer than any line a person reads; the rest is in the file.
 const LONGEST_LINE = 4096;
-const LONGEST_PENDING = 65_536;
+const LONGEST_PENDING_BYTES = 65_536;
+const NEWLINE = 10;
+const RETURN = 13;
 
-/** Text in pieces → whole lines, and the line that is still being written. */
+const utf8 = new TextDecoder();
+
+/**
+ * Bytes in pieces → whole lines, each with the number of bytes it stood for, and the line that is still being
+ * written. A newline is no part of a longer UTF-8 sequence, so lines are cut in the bytes and decoded one by one.
+ */
 export class Lines {
-  #rest = "";
+  #held = [];
+  #heldBytes = 0;
+  #size = 0;
 
-  /** Lines that `text` completes. */
-  push(text) {
-    const lines = (this.#rest + text).split("\n");
-    let rest = lines.pop();
-    // Only what was written since the last return is visible; the return at the very end may be half of "\r\n".
-    const back = rest.lastIndexOf("\r", rest.length - 2);
-    if (back >= 0) rest = rest.slice(back + 1);
-    this.#rest = rest.length > LONGEST_PENDING ? rest.slice(0, LONGEST_PENDING) : rest;
-    return lines.map(collapsed);
+  /** Lines that `bytes` completes: `[{text, size}]`. */
+  push(bytes) {
+    const found = [];
+    let from = 0;
+    for (let end = bytes.indexOf(NEWLINE); end >= 0; end = bytes.indexOf(NEWLINE, from)) {
+      this.#hold(bytes.subarray(from, end));
+      found.push({ text: this.pending, size: this.#size + 1 });
+      this.#held = [];
+      this.#heldBytes = 0;
+      this.#size = 0;
+      from = end + 1;
+    }
+    // A copy: the rest must not keep the whole piece alive.
+    if (from < bytes.length) this.#hold(bytes.slice(from));
+    return found;
+  }
+
+  #hold(bytes) {
+    this.#size += bytes.length;
+    // Only what was written since the last return is visible; one at the very end may be half of "\r\n".
+    const back = bytes.lastIndexOf(RETURN, bytes.length - 2);
+    if (back >= 0 && bytes.length > 1) {
+      this.#held = [];
+      this.#heldBytes = 0;
+    }
+    const seen = back > 0 && bytes.length > 1 ? bytes.subarray(back) : bytes;
+    const room = LONGEST_PENDING_BYTES - this.#heldBytes;
+    if (room <= 0 || seen.length === 0) return;
+    this.#held.push(seen.subarray(0, room));
+    this.#heldBytes += Math.min(room, seen.length);
   }
 
   /** The unfinished line as it would stand on a terminal now. */
   get pending() {
-    return collapsed(this.#rest);
+    const whole = new Uint8Array(this.#heldBytes);
+    let at = 0;
+    for (const piece of this.#held) {
+      whole.set(piece, at);
+      at += piece.length;
+    }
+    return collapsed(utf8.decode(whole));
   }
 }
 
@@ -52,7 +88,7 @@ export class Painter extends AnsiUp {
     const long = line.length > LONGEST_LINE;
     const text = long ? line.slice(0, LONGEST_LINE) : line;
     const pieces = text.includes(ESCAPE) || this.#styled() ? this.#parse(text) : [{ text: plain(text), classes: "" }];
-    if (long) pieces.push({ text: ` … ${line.length - LONGEST_LINE} more characters`, classes: "log-more" });
+    if (long) pieces.push({ text: " … this line goes on in the whole log", classes: "log-more" });
     return pieces;
   }
 
