@@ -92,7 +92,12 @@ class Edge:
         except StoreError as fault:
             log.error("store unavailable", why=str(fault), method=method, path=path)
             await _answer(problem(503, "SYS111", str(fault)), status, scope, receive, send_with_headers)
-        except Exception:
+        except Exception as fault:
+            if isinstance(
+                fault.__cause__, ProblemError
+            ):  # raised when the answer had begun: a download that broke
+                log.warning("answer cut short", method=method, path=path, why=str(fault.__cause__))
+                return
             instance = secrets.token_hex(4)
             log.exception("request failed", method=method, path=path, instance=instance)
             hidden = problem(500, "SYS110", "The coordinator failed to answer; its log says why.")

@@ -22,6 +22,16 @@ from coordinator.settings import Settings
 TOKEN = "admin-token-of-the-tests"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
 
+# The least that the checks accept.
+CONFIG = """\
+base_model: org/model
+datasets:
+  - path: org/data
+    type: alpaca
+learning_rate: 0.0002
+output_dir: ./outputs
+"""
+
 T = TypeVar("T")
 
 
@@ -74,7 +84,9 @@ class Coordinator:
             raise self._failure
 
     def stop(self) -> None:
-        self._stop()
+        """Waits for the end; harmless when it has ended."""
+        if self._thread.is_alive():
+            self._stop()
         self._thread.join(30)
         assert not self._thread.is_alive(), "the coordinator does not stop"
         if self._failure is not None:

@@ -11,19 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import TOKEN, Coordinator, running
+from serving import CONFIG, TOKEN, Coordinator, running
 from simulated_agent import STEPS, Agent
 
 from coordinator.core.protocol import Stage
-
-CONFIG = """\
-base_model: org/model
-datasets:
-  - path: org/data
-    type: alpaca
-learning_rate: 0.0002
-output_dir: ./outputs
-"""
 
 
 @pytest.fixture
