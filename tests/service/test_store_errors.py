@@ -7,11 +7,13 @@ import socket
 import sqlite3
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from postgresql import Server
+from sqlalchemy import Connection
 
 from coordinator.store import Store, StoreError, queries, streams
 
@@ -139,3 +141,26 @@ def test_a_database_or_user_that_is_not_there_is_named(postgresql: Server) -> No
         Store.open(url.rpartition("/")[0] + "/absent")
     with pytest.raises(StoreError, match=r'no such database or user.*"nobody" does not exist'):
         Store.open(url.replace("postgres@", "nobody@"))
+
+
+def test_a_server_on_which_another_coordinator_will_not_let_go_is_said_to_be_locked(
+    postgresql: Server,
+) -> None:
+    url = postgresql.database()
+    store, other = Store.open(url, lock_wait_s=0.2), Store.open(url)
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(_: Connection) -> None:
+        entered.set()
+        go.wait(20)
+
+    holder = threading.Thread(target=other.write_now, args=(hold,))
+    holder.start()
+    entered.wait(20)
+    with pytest.raises(StoreError, match="another process is writing to it"):
+        append(store, 0, b"x")
+    go.set()
+    holder.join()
+    assert append(store, 0, b"x") == (1, True)
+    store.close()
+    other.close()

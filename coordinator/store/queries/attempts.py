@@ -69,7 +69,9 @@ def upsert_task(
 ) -> None:
     """The newest word of one replica about one task. `report` is a mapping, or already JSON text."""
     text = report if isinstance(report, str) else driver.json_text(report)
-    driver.execute(c, _UPSERT_TASK, (attempt_id, replica_id, task_id, state, incarnation, at, text))
+    driver.execute(
+        c, _UPSERT_TASK, (attempt_id, replica_id, driver.plain(task_id), state, incarnation, at, text)
+    )
 
 
 def tasks_of(c: Connection, attempt_id: str) -> list[rows.Task]:

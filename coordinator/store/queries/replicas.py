@@ -38,7 +38,9 @@ def upsert_replica(
     """
     text = registration if isinstance(registration, str) else driver.json_text(registration)
     driver.execute(
-        c, _UPSERT, (id, fingerprint, incarnation, token_hash, driver.plain(hostname), at, at, text)
+        c,
+        _UPSERT,
+        (id, driver.plain(fingerprint), incarnation, token_hash, driver.plain(hostname), at, at, text),
     )
 
 
