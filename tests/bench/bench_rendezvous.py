@@ -21,6 +21,17 @@ import time
 from pathlib import Path
 
 import aiohttp
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+
+class Registration(BaseModel):
+    """What the bare app takes."""
+
+    replica_id: str
+    incarnation: int
+    hostname: str
+
 
 TOKEN = "bench-token-of-thirty-two-characters"
 CONFIG = "base_model: org/model\ndatasets:\n  - path: org/data\n    type: alpaca\noutput_dir: ./outputs\nlearning_rate: 0.0002\n"
@@ -28,14 +39,6 @@ CONFIG = "base_model: org/model\ndatasets:\n  - path: org/data\n    type: alpaca
 
 def bare_app(count: int):  # type: ignore[no-untyped-def]
     """A FastAPI app that counts registrations and holds every read until all are there."""
-    from fastapi import FastAPI
-    from pydantic import BaseModel
-
-    class Registration(BaseModel):
-        replica_id: str
-        incarnation: int
-        hostname: str
-
     app = FastAPI()
     ranks: dict[str, int] = {}
     complete = asyncio.Event()
