@@ -63,6 +63,7 @@ async def place_bundle(plan: AttemptPlan, layout: Layout, fetch: Fetch) -> None:
             return
         with tempfile.TemporaryFile(dir=work.parent) as spool:
             await fetch(spool.write)
+            spool.flush()
             await asyncio.to_thread(_unpack, spool.fileno(), work, plan.bundle_sha256)
         write_whole(mark, plan.bundle_sha256.encode())
     except OSError as error:
