@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from coordinator.render.model import DEEPSPEED_FILE, Reason
 from coordinator.render.submitted import mapping
 
+# Axolotl's zero1_torch_compile and zero2_torch_compile still have them; DeepSpeed from 0.15 on refuses them.
+_FORMER_COMPILE_KEYS = ("disable", "backend", "kwargs")
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
@@ -25,6 +27,13 @@ def deepspeed_values(
     if zero.get("stage") == 3 and zero.get(_GATHER) is not True:
         zero[_GATHER] = True
         note(f"zero_optimization.{_GATHER}", True, "without it ZeRO-3 saves no weights that can be loaded")
+    compiled = mapping(result.get("compile"))
+    former = [key for key in _FORMER_COMPILE_KEYS if compiled.pop(key, None) is not None]
+    if former:
+        result.pop("compile")
+        if compiled:
+            result["compile"] = compiled
+        note("compile", f"without {', '.join(former)}", "DeepSpeed refuses keys it no longer has")
     if on_cpu:
         for which in ("offload_optimizer", "offload_param"):
             if zero.pop(which, None) is not None:
