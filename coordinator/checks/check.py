@@ -7,13 +7,13 @@ Pure but for `Files`, the one window to where files lie.
 from __future__ import annotations
 
 import itertools
-import posixpath
 from collections.abc import Callable, Iterable, Sequence
 
 from coordinator.checks import (
     accelerate,
     data,
     deepspeed,
+    features,
     keys,
     launch,
     precision,
@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     *sharding.RULES,
     *precision.RULES,
     *training.RULES,
+    *features.RULES,
     *data.RULES,
     *surroundings.RULES,
 )
@@ -76,11 +77,24 @@ def check(
         The verdict: `reject` exactly when a finding is an error that `submission.allow` does not name.
         Errors come first.
     """
+    _, found = examine(submission, files=files, facts=facts, data_roots=data_roots, purpose=purpose)
+    return verdict(found, submission.allow)
+
+
+def examine(
+    submission: Submission,
+    *,
+    files: Files,
+    facts: tuple[Facts, ...] = (),
+    data_roots: Sequence[str] = (),
+    purpose: Purpose = "check",
+) -> tuple[Subject | None, list[Finding]]:
+    """As `check`: what the rules looked at (None where a file cannot be read), and what they found."""
     found: list[Finding] = []
     subject = _read(submission, files, facts, tuple(data_roots), purpose, found)
     if subject is not None:
         found.extend(itertools.chain.from_iterable(rule(subject) for rule in RULES))
-    return verdict(found, submission.allow)
+    return subject, found
 
 
 def verdict(findings: Iterable[Finding], allow: Sequence[str] = ()) -> CheckVerdict:
@@ -164,20 +178,18 @@ def _deepspeed_uses(
     files: Files,
     found: list[Finding],
 ) -> tuple[DeepSpeedUse, ...]:
-    """Every place that says what DeepSpeed does, Axolotl's first; what is wrong with its file goes to `found`."""
-    uses = []
+    """Every place that says what DeepSpeed does, the one that counts first; what is wrong goes to `found`.
+
+    A file that came along takes the place of the one that the Axolotl config names.
+    """
+    uses = [] if brought is None else [brought]
     own = settings.get("deepspeed")
     if isinstance(own, dict):
         uses.append(DeepSpeedUse("axolotl", None, own, document.name, "deepspeed"))
-    elif isinstance(own, str) and own:
-        if brought is not None and posixpath.basename(own) == posixpath.basename(brought.path or ""):
-            values: object = brought.values
-        else:
-            line = document.line("deepspeed")
-            values = deepspeed.read_file(files, own, file=document.name, key="deepspeed", line=line)
+    elif isinstance(own, str) and own and brought is None:
+        line = document.line("deepspeed")
+        values = deepspeed.read_file(files, own, file=document.name, key="deepspeed", line=line)
         uses.append(DeepSpeedUse("axolotl", own, _kept(values, found), document.name, "deepspeed"))
-    if brought is not None:
-        uses.append(brought)
     if accelerate_file is not None and accelerate_file.values.get("distributed_type") == "DEEPSPEED":
         uses.append(_accelerate_use(accelerate_file, files, found))
     return tuple(uses)

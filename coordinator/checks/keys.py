@@ -120,6 +120,18 @@ _DROPPED_WHATEVER: Mapping[str, str] = {
     "rpo_alpha": "remove it: TRL has dropped it",
 }
 
+# Settings of FSDP 1 that Axolotl's examples still carry, with the value that changes nothing.
+_RETIRED: Mapping[str, object] = {
+    "fsdp_limit_all_gathers": True,
+    "limit_all_gathers": True,
+    "fsdp_sharding_strategy": "FULL_SHARD",
+    "sharding_strategy": "FULL_SHARD",
+    "fsdp_forward_prefetch": False,
+    "forward_prefetch": False,
+    "fsdp_backward_prefetch": "BACKWARD_PRE",
+    "backward_prefetch": "BACKWARD_PRE",
+}
+
 # Sections whose keys are looked at too; the rest are handed on by Axolotl as they are.
 _LISTS_OF_DATASETS = ("datasets", "test_datasets", "pretraining_dataset")
 
@@ -167,9 +179,13 @@ def _unknown(
     key = path[-1]
     foreign = _FOREIGN.get(key.lower()) if len(path) == 1 else None
     near = foreign or nearest(key, known, cutoff=NEAR)
-    if near is None:
-        return subject.found("CFG602", f"Axolotl does not know the key `{shown(key)}` and drops it", *path)
-    severity: Severity = "warning" if value is None or strangers else "error"
+    severity: Severity
+    if near is None or key in _RETIRED:
+        severity = "note" if value is None or _RETIRED.get(key) == value else "warning"
+        return subject.found(
+            "CFG602", f"Axolotl does not know the key `{shown(key)}` and drops it", *path, severity=severity
+        )
+    severity = "warning" if value is None or strangers else "error"
     return subject.found(
         "CFG601",
         f"Axolotl does not know the key `{shown(key)}`: it drops it without a word",
@@ -217,7 +233,7 @@ def _all_dropped() -> frozenset[str]:
 def dropped_keys(subject: Subject) -> Findings:
     """CFG603: keys that Axolotl has removed and refuses."""
     for key, advice in _DROPPED.items():
-        if subject.has(key):
+        if subject.on(key):
             yield subject.found("CFG603", f"`{key}` has been removed from Axolotl", key, hint=advice)
     for key, advice in _DROPPED_WHATEVER.items():
         if subject.get(key) is not None:

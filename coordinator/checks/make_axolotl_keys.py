@@ -7,8 +7,8 @@ Run by a person when the supported Axolotl changes, in an environment that has i
 The check itself never imports Axolotl (which loads torch: seconds and hundreds of megabytes); it reads the
 table, whose first key is the version it was made from. A type is written as `keys.py` reads it: a name
 (`bool`, `int`, `float`, `str`, `null`, `any`), `#Model` for a nested mapping, or a list that begins with
-`|` (one of), `[]` (list of), `{}` (mapping of) or `=` (one of these values). A number with bounds is
-`["<>", kind, {"ge": 0, …}]`.
+`|` (one of), `[]` (list of), `{}` (mapping of), `=` (one of these values) or `~` (text that a pattern begins
+with). A number with bounds is `["<>", kind, {"ge": 0, …}]`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ _BOUNDS = ("ge", "gt", "le", "lt")
 _INTERNAL = ("capabilities", "env_capabilities")
 # Their validators only refuse, they rewrite nothing: the types hold for what the user wrote.
 _ONLY_REFUSING = ("deprecate_sharegpt_datasets",)
+# Axolotl takes these out before it looks at types (`normalize_attn_implementation`): whatever counts as true is.
+_TRUTH_ONLY = (
+    "flash_attention", "sdp_attention", "xformers_attention", "flex_attention", "sage_attention", "eager_attention",
+)  # fmt: skip
 
 
 class _Table:
@@ -103,6 +107,8 @@ def _names(name: str, field: FieldInfo, *, both: bool) -> list[str]:
 def _bounded(kind: Any, metadata: list[Any]) -> Any:
     bounds: dict[str, Any] = {}
     for item in metadata:
+        if getattr(item, "pattern", None) and kind == "str":
+            return ["~", str(item.pattern)]
         for bound in _BOUNDS:
             value = getattr(item, bound, None)
             if isinstance(value, int | float):
@@ -177,6 +183,8 @@ def make() -> dict[str, Any]:
     for name in _before_validated(AxolotlInputConfig):
         if name in keys:
             keys[name] = "any"
+    for name in _TRUTH_ONLY:
+        keys[name] = "any"
     for name in _INTERNAL:
         keys.setdefault(name, "any")
     plugins = _plugins(table)

@@ -93,11 +93,9 @@ def on_the_cpu(subject: Subject) -> Findings:
     """CFG408: what has no meaning without a GPU."""
     if subject.gpus_per_node != 0:
         return
-    for key in ("load_in_4bit", "load_in_8bit", "fp8", "fp16"):
+    for key in ("load_in_4bit", "load_in_8bit", "fp8"):
         if subject.has(key):
             yield subject.found("CFG408", f"`{key}: {shown(subject.get(key))}` needs a GPU", key)
-    if "8bit" in text(subject.get("optimizer")):
-        yield subject.found("CFG408", f"`optimizer: {subject.get('optimizer')}` needs a GPU", "optimizer")
 
 
 RULES = (two_kinds, accelerate_differs, possible, on_the_cpu)

@@ -18,6 +18,8 @@ from coordinator.core.yaml import Document
 Purpose = Literal["check", "submit"]
 Findings = Iterator[Finding]
 
+_OFF = frozenset({"0", "off", "f", "false", "n", "no"})
+
 # Longer values are cut in messages; a value may be megabytes.
 SHOWN_CHARACTERS = 60
 
@@ -63,7 +65,8 @@ class Subject:
         settings: the Axolotl config with the overrides laid over it.
         document: the Axolotl config as written, for positions.
         accelerate: the accelerate file that came along, if any.
-        deepspeed: every place that says what DeepSpeed does, Axolotl's first.
+        deepspeed: every place that says what DeepSpeed does, the one that counts first: a file that came
+            along, Axolotl's own key, accelerate's.
         nodes, gpus_per_node: the topology asked for, else what the accelerate file says, else None.
         asked_nodes, asked_gpus_per_node: only what the submission itself asks for.
         data_roots: folders that the replicas allow absolute paths in; empty where it is not known.
@@ -91,6 +94,11 @@ class Subject:
         """All of these are set to something that counts as true."""
         return all(bool(self.settings.get(key)) for key in keys)
 
+    def on(self, key: str) -> bool:
+        """Switched on, once Axolotl's schema has read it: the text `no` is off there."""
+        value = self.settings.get(key)
+        return bool(value) and not (isinstance(value, str) and value.lower() in _OFF)
+
     @property
     def complete(self) -> bool:
         """What is not among the files will not be on the replicas either."""
@@ -105,7 +113,7 @@ class Subject:
 
     @property
     def effective_deepspeed(self) -> DeepSpeedUse | None:
-        """The one that takes effect: Axolotl's own key wins over accelerate's file."""
+        """The one that takes effect."""
         return self.deepspeed[0] if self.deepspeed else None
 
     def found(

@@ -56,7 +56,7 @@ def exclusive(subject: Subject) -> Findings:
 def needs(subject: Subject) -> Findings:
     """CFG506: a key without the one it needs."""
     for key, other in _NEEDS:
-        if subject.has(key) and not subject.get(other):
+        if subject.on(key) and not subject.get(other):
             yield subject.found(
                 "CFG506", f"`{key}` needs `{other}`", key, hint=f"set `{other}`, or remove `{key}`"
             )
@@ -83,12 +83,20 @@ def positive(subject: Subject) -> Findings:
         "eval_batch_size",
     ):
         value = whole(subject.get(key))
-        if value is not None and value < 1:
+        counts = key != "lora_r" or bool(subject.get("adapter"))
+        if value is not None and value < 1 and counts:
             yield subject.found("CFG502", f"`{key}: {value}` must be 1 or more", key)
-    for key in ("num_epochs", "learning_rate"):
-        given = number(subject.get(key))
-        if given is not None and not given > 0:
-            yield subject.found("CFG502", f"`{key}: {shown(subject.get(key))}` must be more than 0", key)
+    epochs = number(subject.get("num_epochs"))
+    if epochs is not None and not epochs > 0 and not subject.get("max_steps"):
+        yield subject.found("CFG502", f"`num_epochs: {epochs:g}` must be more than 0", "num_epochs")
+    speed = number(subject.get("learning_rate"))
+    if speed is not None and not speed > 0:
+        yield subject.found(
+            "CFG502",
+            f"`learning_rate: {speed:g}` must be more than 0",
+            "learning_rate",
+            severity="warning" if speed == 0 else "error",
+        )
     rate = subject.get("learning_rate")
     if isinstance(rate, str) and number(rate) is None:
         yield subject.found(

@@ -7,6 +7,7 @@ Types are written as `make_axolotl_keys.py` writes them. Lenient as pydantic is:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,9 @@ def misfit(kind: Kind, value: object, models: Mapping[str, Mapping[str, Kind]]) 
         return _union_misfit(parts, value, models)
     if form == "=":
         return None if _among(value, parts) else Misfit((), value, expected(kind), _texts(parts))
+    if form == "~":
+        fits = isinstance(value, str) and re.match(str(parts[0]), value) is not None
+        return None if fits else Misfit((), value, "text")
     if form == "<>":
         if not _is(parts[0], value):
             return Misfit((), value, _WORDS[parts[0]])

@@ -64,6 +64,16 @@ ENTRIES: tuple[Entry, ...] = (
         good="rl: kto\nremove_unused_columns: false",
     ),
     Entry(
+        "CFG509",
+        "A feature without what it needs",
+        "error",
+        "A feature of Axolotl is switched on without the setting that it works with, or beside one that it does not.",
+        "Axolotl ends while it reads the config.",
+        "Add what is named, or remove the feature.",
+        bad="context_parallel_size: 2",
+        good="context_parallel_size: 2\nattn_implementation: flash_attention_2",
+    ),
+    Entry(
         "CFG601",
         "A misspelt key",
         "error",

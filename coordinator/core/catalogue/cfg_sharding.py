@@ -238,8 +238,8 @@ ENTRIES: tuple[Entry, ...] = (
         "CFG408",
         "Needs a GPU",
         "error",
-        "Quantised weights, fp16, fp8 or an 8-bit optimizer without a GPU.",
+        "Quantised weights or fp8 without a GPU.",
         "These kernels exist for GPUs only.",
-        "Leave it out when training on the CPU.",
+        "Leave it out when training on the CPU. (bf16, fp16 and 8-bit optimizers rankcall switches off there itself.)",
     ),
 )
