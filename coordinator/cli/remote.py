@@ -62,6 +62,8 @@ def stop_of(error: ProblemAnswer, what: str = "") -> Stop:
     if error.status in (400, 413, 422) and not error.findings:
         code = Exit.USAGE
     prefix = f"{error.code}: " if error.code else ""
+    if error.findings:  # they say more than their summary
+        said = problem.title
     return Stop(code, prefix + said, hint=problem.hint or "", findings=error.findings)
 
 
