@@ -13,81 +13,30 @@ from coordinator.core.protocol import Severity
 
 # ClusterConfig of accelerate 1.13.0, and the two old keys that it still converts.
 KEYS = frozenset(
-    [
-        "compute_environment",
-        "distributed_type",
-        "mixed_precision",
-        "use_cpu",
-        "debug",
-        "num_processes",
-        "machine_rank",
-        "num_machines",
-        "gpu_ids",
-        "main_process_ip",
-        "main_process_port",
-        "rdzv_backend",
-        "same_network",
-        "main_training_function",
-        "enable_cpu_affinity",
-        "fp8_config",
-        "deepspeed_config",
-        "fsdp_config",
-        "parallelism_config",
-        "megatron_lm_config",
-        "mpirun_config",
-        "downcast_bf16",
-        "tpu_name",
-        "tpu_zone",
-        "tpu_use_cluster",
-        "tpu_use_sudo",
-        "command_file",
-        "commands",
-        "tpu_vm",
-        "tpu_env",
-        "dynamo_config",
-        "fp16",
-        "dynamo_backend",
-    ]
+    """
+    compute_environment distributed_type mixed_precision use_cpu debug num_processes machine_rank
+    num_machines gpu_ids main_process_ip main_process_port rdzv_backend same_network
+    main_training_function enable_cpu_affinity fp8_config deepspeed_config fsdp_config parallelism_config
+    megatron_lm_config mpirun_config downcast_bf16 tpu_name tpu_zone tpu_use_cluster tpu_use_sudo
+    command_file commands tpu_vm tpu_env dynamo_config fp16 dynamo_backend
+    """.split()  # noqa: SIM905 - a table, not a list of thirty lines
 )
 DEEPSPEED_KEYS = frozenset(
-    [
-        "deepspeed_config_file",
-        "deepspeed_hostfile",
-        "deepspeed_exclusion_filter",
-        "deepspeed_inclusion_filter",
-        "deepspeed_multinode_launcher",
-        "deepspeed_moe_layer_cls_names",
-        "zero_stage",
-        "offload_optimizer_device",
-        "offload_param_device",
-        "offload_optimizer_nvme_path",
-        "offload_param_nvme_path",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero3_init_flag",
-        "zero3_save_16bit_model",
-    ]
+    """
+    deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
+    deepspeed_multinode_launcher deepspeed_moe_layer_cls_names zero_stage offload_optimizer_device
+    offload_param_device offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps
+    gradient_clipping zero3_init_flag zero3_save_16bit_model
+    """.split()  # noqa: SIM905 - a table, not a list of thirty lines
 )
 # Written with or without the prefix `fsdp_`.
 FSDP_KEYS = frozenset(
-    [
-        "version",
-        "offload_params",
-        "min_num_params",
-        "sharding_strategy",
-        "reshard_after_forward",
-        "auto_wrap_policy",
-        "transformer_layer_cls_to_wrap",
-        "backward_prefetch",
-        "backward_prefetch_policy",
-        "state_dict_type",
-        "forward_prefetch",
-        "use_orig_params",
-        "cpu_ram_efficient_loading",
-        "sync_module_states",
-        "activation_checkpointing",
-        "ignored_modules",
-    ]
+    """
+    version offload_params min_num_params sharding_strategy reshard_after_forward auto_wrap_policy
+    transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy state_dict_type
+    forward_prefetch use_orig_params cpu_ram_efficient_loading sync_module_states
+    activation_checkpointing ignored_modules
+    """.split()  # noqa: SIM905 - a table, not a list of thirty lines
 )
 # `DeepSpeedPlugin._deepspeed_config_checks`: each of these beside `deepspeed_config_file` ends every worker.
 COLLIDING = (

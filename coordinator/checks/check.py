@@ -13,6 +13,7 @@ from coordinator.checks import (
     accelerate,
     data,
     deepspeed,
+    deepspeed_file,
     features,
     keys,
     launch,
@@ -166,7 +167,7 @@ def _brought(given: SubmittedFile | None, found: list[Finding]) -> DeepSpeedUse 
     """The DeepSpeed file that came along."""
     if given is None:
         return None
-    values = deepspeed.parse(given.text.encode("utf-8", "surrogatepass"), given.name)
+    values = deepspeed_file.parse(given.text.encode("utf-8", "surrogatepass"), given.name)
     return DeepSpeedUse("brought", given.name, _kept(values, found), given.name, "")
 
 
@@ -188,7 +189,7 @@ def _deepspeed_uses(
         uses.append(DeepSpeedUse("axolotl", None, own, document.name, "deepspeed"))
     elif isinstance(own, str) and own and brought is None:
         line = document.line("deepspeed")
-        values = deepspeed.read_file(files, own, file=document.name, key="deepspeed", line=line)
+        values = deepspeed_file.read_file(files, own, file=document.name, key="deepspeed", line=line)
         uses.append(DeepSpeedUse("axolotl", own, _kept(values, found), document.name, "deepspeed"))
     if accelerate_file is not None and accelerate_file.values.get("distributed_type") == "DEEPSPEED":
         uses.append(_accelerate_use(accelerate_file, files, found))
@@ -201,7 +202,7 @@ def _accelerate_use(document: yaml.Document, files: Files, found: list[Finding])
     if isinstance(path, str) and path and path != "none":
         key = "deepspeed_config.deepspeed_config_file"
         line = document.line(*key.split("."))
-        values = deepspeed.read_file(files, path, file=document.name, key=key, line=line)
+        values = deepspeed_file.read_file(files, path, file=document.name, key=key, line=line)
         return DeepSpeedUse("accelerate", path, _kept(values, found), document.name, key)
     # accelerate's own keys, with its defaults (DeepSpeedPlugin)
     zero: dict[str, object] = {"stage": section.get("zero_stage", 2)}

@@ -1,4 +1,4 @@
-"""DeepSpeed's own settings: the file is there, is JSON, says which ZeRO, and agrees with the Axolotl config.
+"""DeepSpeed's own settings: which ZeRO, and whether they agree with the Axolotl config.
 
 Sources: `accelerate/utils/dataclasses.py` (DeepSpeedPlugin), `transformers/integrations/deepspeed.py`
 (`trainer_config_process`: what is neither "auto" nor equal ends every worker).
@@ -6,12 +6,9 @@ Sources: `accelerate/utils/dataclasses.py` (DeepSpeedPlugin), `transformers/inte
 
 from __future__ import annotations
 
-import json
 import posixpath
-import re
 
-from coordinator.checks.files import Files, nearest
-from coordinator.checks.presets import PRESET_FOLDER, PRESETS, preset
+from coordinator.checks.files import nearest
 from coordinator.checks.subject import (
     DeepSpeedUse,
     Findings,
@@ -22,88 +19,30 @@ from coordinator.checks.subject import (
     text,
     whole,
 )
-from coordinator.core.catalogue import finding
-from coordinator.core.protocol import Finding
 
 # Two floats that were written differently are equal (`1e-4` and `0.0001`).
 _CLOSE = 1e-12
 _FLAGS = ("bf16", "fp16")
-
-
-def read_file(files: Files, path: str, *, file: str, key: str, line: int | None) -> object | Finding:
-    """The JSON that `path` names, Axolotl's presets included, or the finding that says why there is none.
-
-    Returns:
-        Whatever the JSON holds; CFG020 or CFG023 where there is none.
+# DeepSpeedZeroConfig of DeepSpeed 0.18 (extra keys are forbidden), names and aliases.
+ZERO_KEYS = frozenset(
     """
-    data = files.read(path)
-    if data is None:
-        known = preset(path)
-        if known is not None:
-            return known
-        return finding(
-            "CFG020",
-            f"{shown(path)} does not exist",
-            hint=_nearest_file(files, path),
-            file=file,
-            key=key,
-            line=line,
-        )
-    return parse(data, path)
-
-
-def parse(data: bytes, name: str) -> object | Finding:
-    """The JSON in `data`; CFG023 where it is none, with the line."""
-    try:
-        written = data.decode("utf-8-sig")
-        values: object = json.loads(written)
-        return values
-    except UnicodeDecodeError as error:
-        return finding(
-            "CFG023", f"{shown(name)} is not UTF-8: {error.reason} at byte {error.start}", file=name
-        )
-    except RecursionError:
-        return finding("CFG023", f"{shown(name)} is nested too deeply", file=name)
-    except json.JSONDecodeError as error:
-        return finding(
-            "CFG023",
-            f"{shown(name)} is not JSON: {_json_fault(written, error)} (line {error.lineno})",
-            file=name,
-            line=error.lineno,
-        )
-    except ValueError as error:  # an endless number
-        return finding("CFG023", f"{shown(name)} is not JSON: {error}", file=name)
-
-
-def _json_fault(written: str, error: json.JSONDecodeError) -> str:
-    before = written[: error.pos].rstrip()
-    if before.endswith(",") and written[error.pos : error.pos + 1] in "}]":
-        return "a comma before the closing bracket"
-    if error.msg.startswith("Illegal trailing comma"):
-        return "a comma before the closing bracket"
-    if re.match(r"\s*(//|#|/\*)", written[error.pos :]):
-        return "JSON has no comments"
-    if written[error.pos : error.pos + 1] == "'":
-        return "text stands in double quotes"
-    return error.msg
-
-
-def _nearest_file(files: Files, path: str) -> str:
-    folder, name = posixpath.split(posixpath.normpath(path))
-    candidates = {one: posixpath.join(folder, one) for one in files.siblings(path) if one.endswith(".json")}
-    for one in PRESETS:
-        candidates.setdefault(one, f"{PRESET_FOLDER}/{one}")
-    stem = name if name.endswith(".json") else f"{name}.json"
-    wanted = _stage_of(stem)
-    same = [one for one in candidates if wanted is None or _stage_of(one) == wanted]
-    near = nearest(stem, same, cutoff=0.6) or (min(same, key=len) if wanted and same else None)
-    return f"did you mean {candidates[near]}?" if near else f"Axolotl's presets are {', '.join(PRESETS)}"
-
-
-def _stage_of(name: str) -> str | None:
-    """The ZeRO stage in a file's name: another stage is never what was meant."""
-    found = re.search(r"(?:zero|stage)[-_]?([0-3])", name.lower())
-    return found[1] if found else None
+    stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
+    allgather_partitions allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint
+    offload_param offload_optimizer zenflow sub_group_size cpu_offload_param cpu_offload_use_pin_memory cpu_offload
+    prefetch_bucket_size stage3_prefetch_bucket_size param_persistence_threshold
+    stage3_param_persistence_threshold model_persistence_threshold stage3_model_persistence_threshold
+    max_live_parameters stage3_max_live_parameters max_reuse_distance stage3_max_reuse_distance
+    gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save
+    module_granularity_threshold stage3_module_granularity_threshold use_all_reduce_for_fetch_params
+    stage3_use_all_reduce_for_fetch_params stage3_gather_fp16_weights_on_model_save allgather_sequential
+    stage3_allgather_sequential ignore_unused_parameters legacy_stage1 round_robin_gradients
+    zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients
+    zeropp_loco_param mics_shard_size mics_hierarchical_params_gather memory_efficient_linear
+    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings enable_sanity_checks leaf_module
+    save_muon_momentum_buffer_in_memory
+    """.split()  # noqa: SIM905 - a table, not a list of forty lines
+)
+FORMER_COMPILE_KEYS = ("disable", "backend", "kwargs")
 
 
 def shape(subject: Subject) -> Findings:
@@ -129,6 +68,35 @@ def shape(subject: Subject) -> Findings:
                 f"`stage: {shown(use.zero.get('stage'))}` is no ZeRO stage",
                 "zero_optimization",
                 "stage",
+            )
+
+
+def unknown_settings(subject: Subject) -> Findings:
+    """CFG204: DeepSpeed refuses a key of `zero_optimization` or `compile` that it does not know."""
+    for use in _files_once(subject):
+        for key in use.zero:
+            if str(key) in ZERO_KEYS:
+                continue
+            near = nearest(str(key), ZERO_KEYS)
+            yield subject.found_in_deepspeed(
+                use,
+                "CFG204",
+                f"DeepSpeed does not know `{shown(str(key))}` under `zero_optimization`, and refuses it",
+                "zero_optimization",
+                str(key),
+                hint=f"did you mean `{near}`?" if near else "remove it",
+                severity="error" if near else "warning",
+            )
+        former = [key for key in FORMER_COMPILE_KEYS if key in mapping((use.values or {}).get("compile"))]
+        if former:
+            yield subject.found_in_deepspeed(
+                use,
+                "CFG204",
+                f"DeepSpeed 0.18 no longer has `compile.{former[0]}`; rankcall leaves it out",
+                "compile",
+                former[0],
+                hint="remove the section `compile`",
+                severity="note",
             )
 
 
@@ -369,5 +337,5 @@ def offload(subject: Subject) -> Findings:
 
 
 RULES = (
-    shape, inline_stage, batch_agrees, precision_agrees, optimizer_agrees, said_twice, zero3_init, gathers, offload,
+    shape, unknown_settings, inline_stage, batch_agrees, precision_agrees, optimizer_agrees, said_twice, zero3_init, gathers, offload,
 )  # fmt: skip

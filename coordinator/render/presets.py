@@ -46,11 +46,15 @@ _STAGE_2: Final[Mapping[str, object]] = {
     "contiguous_gradients": True,
     "overlap_comm": True,
 }
+_ANY_OPTIMIZER: Final[Mapping[str, object]] = {
+    "zero_force_ds_cpu_optimizer": False,
+    "zero_allow_untested_optimizer": True,
+}
 _COMPILED: Final[Mapping[str, object]] = {"compile": {"disable": False, "backend": "inductor"}}
 
 
 def _preset(
-    zero: Mapping[str, object], *, bf16: object = True, extra: Mapping[str, object] | None = None
+    zero: Mapping[str, object], *, bf16: object = "auto", extra: Mapping[str, object] | None = None
 ) -> Mapping[str, object]:
     return {
         **(extra or {}),
@@ -66,12 +70,16 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "zero1_torch_compile": _preset(_STAGE_1, extra=_COMPILED),
     "zero2": _preset(_STAGE_2),
     "zero2_torch_compile": _preset(_STAGE_2, extra=_COMPILED),
-    "zero3": _preset(_STAGE_3, bf16="auto"),
-    "zero3_bf16": _preset(_STAGE_3),
+    "zero3": _preset(_STAGE_3),
+    "zero3_bf16": _preset(_STAGE_3, bf16=True),
     "zero3_bf16_cpuoffload_all": _preset(
-        {**_STAGE_3, "offload_optimizer": _TO_CPU, "offload_param": _TO_CPU}
+        {**_STAGE_3, "offload_optimizer": _TO_CPU, "offload_param": _TO_CPU},
+        bf16=True,
+        extra=_ANY_OPTIMIZER,
     ),
-    "zero3_bf16_cpuoffload_params": _preset({**_STAGE_3, "offload_param": _TO_CPU}),
+    "zero3_bf16_cpuoffload_params": _preset(
+        {**_STAGE_3, "offload_param": _TO_CPU}, bf16=True, extra=_ANY_OPTIMIZER
+    ),
 }
 
 _NAMED = re.compile(

@@ -35,6 +35,16 @@ ENTRIES: tuple[Entry, ...] = (
         good='{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}',
     ),
     Entry(
+        "CFG204",
+        "A setting that DeepSpeed does not know",
+        "error",
+        "A key under `zero_optimization` or `compile` is none of DeepSpeed's.",
+        "DeepSpeed refuses unknown keys there, after the model has been loaded.",
+        "Correct or remove it.",
+        bad='"zero_optimization": {"stage": 2, "overlap_com": true}',
+        good='"zero_optimization": {"stage": 2, "overlap_comm": true}',
+    ),
+    Entry(
         "CFG205",
         "Batch sizes differ",
         "error",

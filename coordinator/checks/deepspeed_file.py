@@ -1,0 +1,89 @@
+"""The DeepSpeed JSON that a config names: is it there, and is it JSON? Called by `check.py` when it reads all files."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+
+from coordinator.checks.files import Files, nearest
+from coordinator.checks.presets import PRESET_FILES, PRESET_FOLDER, preset
+from coordinator.checks.subject import shown
+from coordinator.core.catalogue import finding
+from coordinator.core.protocol import Finding
+
+
+def read_file(files: Files, path: str, *, file: str, key: str, line: int | None) -> object | Finding:
+    """The JSON that `path` names, Axolotl's presets included, or the finding that says why there is none.
+
+    Returns:
+        Whatever the JSON holds; CFG020 or CFG023 where there is none.
+    """
+    data = files.read(path)
+    if data is None:
+        known = preset(path)
+        if known is not None:
+            return known
+        return finding(
+            "CFG020",
+            f"{shown(path)} does not exist",
+            hint=_nearest_file(files, path),
+            file=file,
+            key=key,
+            line=line,
+        )
+    return parse(data, path)
+
+
+def parse(data: bytes, name: str) -> object | Finding:
+    """The JSON in `data`; CFG023 where it is none, with the line."""
+    try:
+        written = data.decode("utf-8-sig")
+        values: object = json.loads(written)
+        return values
+    except UnicodeDecodeError as error:
+        return finding(
+            "CFG023", f"{shown(name)} is not UTF-8: {error.reason} at byte {error.start}", file=name
+        )
+    except RecursionError:
+        return finding("CFG023", f"{shown(name)} is nested too deeply", file=name)
+    except json.JSONDecodeError as error:
+        return finding(
+            "CFG023",
+            f"{shown(name)} is not JSON: {_json_fault(written, error)} (line {error.lineno})",
+            file=name,
+            line=error.lineno,
+        )
+    except ValueError as error:  # an endless number
+        return finding("CFG023", f"{shown(name)} is not JSON: {error}", file=name)
+
+
+def _json_fault(written: str, error: json.JSONDecodeError) -> str:
+    before = written[: error.pos].rstrip()
+    if before.endswith(",") and written[error.pos : error.pos + 1] in "}]":
+        return "a comma before the closing bracket"
+    if error.msg.startswith("Illegal trailing comma"):
+        return "a comma before the closing bracket"
+    if re.match(r"\s*(//|#|/\*)", written[error.pos :]):
+        return "JSON has no comments"
+    if written[error.pos : error.pos + 1] == "'":
+        return "text stands in double quotes"
+    return error.msg
+
+
+def _nearest_file(files: Files, path: str) -> str:
+    folder, name = posixpath.split(posixpath.normpath(path))
+    candidates = {one: posixpath.join(folder, one) for one in files.siblings(path) if one.endswith(".json")}
+    for one in PRESET_FILES:
+        candidates.setdefault(one, f"{PRESET_FOLDER}/{one}")
+    stem = name if name.endswith(".json") else f"{name}.json"
+    wanted = _stage_of(stem)
+    same = [one for one in candidates if wanted is None or _stage_of(one) == wanted]
+    near = nearest(stem, same, cutoff=0.6) or (min(same, key=len) if wanted and same else None)
+    return f"did you mean {candidates[near]}?" if near else f"Axolotl's presets are {', '.join(PRESET_FILES)}"
+
+
+def _stage_of(name: str) -> str | None:
+    """The ZeRO stage in a file's name: another stage is never what was meant."""
+    found = re.search(r"(?:zero|stage)[-_]?([0-3])", name.lower())
+    return found[1] if found else None
