@@ -101,9 +101,11 @@ def script() -> Script:
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     script().write(tmp_path)
     with running(tmp_path, token=None) as coordinator:
-        for player in players(coordinator):
+        present = players(coordinator)
+        for player in present:
             player.report(f"{RUNNING}-1", rehearsal.training())
-        yield coordinator
+        with rehearsal.beating(present):
+            yield coordinator
 
 
 def players(coordinator: Coordinator) -> tuple[Player, ...]:

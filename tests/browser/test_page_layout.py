@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import rehearsal
 import test_page_job as job
 from playwright.sync_api import Page, expect
 from serving import Coordinator, running
@@ -75,8 +76,11 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     state_dir: Path = tmp_path_factory.mktemp("layout")
     job.script().write(state_dir)
     with running(state_dir, token=None) as coordinator:
-        job.players(coordinator)[0].report(f"{job.RUNNING}-1", job.rehearsal.training())
-        yield coordinator
+        present = job.players(coordinator)
+        for player in present:
+            player.report(f"{job.RUNNING}-1", rehearsal.training())
+        with rehearsal.beating(present):
+            yield coordinator
 
 
 def settled(page: Page) -> None:
@@ -164,7 +168,7 @@ def test_an_update_leaves_focus_and_what_is_open_alone(coordinator: Coordinator,
     page.keyboard.press("Enter")
     expect(page.locator("#members details").first).to_have_attribute("open", "")
     player = job.players(coordinator)[0]
-    player.report(f"{job.RUNNING}-1", job.rehearsal.training())
+    player.report(f"{job.RUNNING}-1", rehearsal.training())
     # Durations tick each second, so that everything has been drawn again by then.
     page.wait_for_timeout(2500)
     expect(page.locator("#members details").first).to_have_attribute("open", "")

@@ -10,8 +10,13 @@ function name(path, folder) {
   return folder && path.startsWith(`${folder}/`) ? path.slice(folder.length + 1) : path;
 }
 
-function row(job, artifact) {
+function download(job, artifact, file, reachable) {
+  if (!reachable) return el("span", { class: "muted small" }, "its replica is not here");
   const href = api(`jobs/${encodeURIComponent(job.id)}/artifacts/${encodeURIComponent(artifact.id)}`).pathname;
+  return el("a", { class: "button small", href, download: file.split("/").at(-1), "aria-label": `Download ${plain(file)}` }, icon("download"), el("span", {}, "Download"));
+}
+
+function row(job, artifact, reachable) {
   const file = name(artifact.path, job.result_folder);
   return el(
     "li",
@@ -24,17 +29,18 @@ function row(job, artifact) {
       `sha256 ${artifact.sha256.slice(0, 12)}…`,
       icon("copy"),
     ),
-    el("a", { class: "button small", href, download: file.split("/").at(-1), "aria-label": `Download ${file}` }, icon("download"), el("span", {}, "Download")),
+    download(job, artifact, file, reachable),
   );
 }
 
-/** Where the result is, and its files, the model first. */
-export function artifacts(job) {
+/** Where the result is, and its files, the model first. A file can be had while its replica is here. */
+export function artifacts(job, replicas) {
+  const gone = new Set(replicas.filter((replica) => !replica.alive).map((replica) => replica.id));
   const sorted = [...job.artifacts].sort((a, b) => (FIRST[a.kind] ?? 4) - (FIRST[b.kind] ?? 4) || b.size_bytes - a.size_bytes);
   const total = sorted.reduce((sum, artifact) => sum + artifact.size_bytes, 0);
   const host = sorted[0].hostname || sorted[0].replica_id;
   return [
     el("p", { class: "muted" }, `${plural(sorted.length, "file")}, ${bytes(total)}`, job.result_folder && [", in ", el("code", {}, el("bdi", {}, plain(job.result_folder)))], " on ", el("bdi", {}, plain(host)), ". Take it with you before the replica goes: ", el("code", {}, `rankcall artifacts ${job.id}`)),
-    el("ul", { class: "rows" }, sorted.map((artifact) => row(job, artifact))),
+    el("ul", { class: "rows" }, sorted.map((artifact) => row(job, artifact, !gone.has(artifact.replica_id)))),
   ];
 }

@@ -6,7 +6,6 @@ import { fill, listen } from "../shared/dom.js";
 import { everySecond, live } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
 import { api, jobIdHere } from "../shared/site.js";
-import { TERMINAL } from "../shared/states.js";
 import { say, showLink, signedIn, top } from "../shared/top.js";
 import { act, copy } from "./actions.js";
 import { answers } from "./answers.js";
@@ -26,6 +25,8 @@ const place = (name) => document.getElementById(name);
 
 const state = { job: null, replicas: [], session: null, attempt: null };
 const series = new Series();
+// Agents report each two seconds.
+const REPLICAS_MS = 3000;
 let chart = null;
 let log = null;
 let unseen = false;
@@ -49,7 +50,7 @@ function show() {
     chart.show(attempt?.number ?? null);
   }
   part("answers", job.comparison.length > 0, () => answers(job.comparison));
-  part("artifacts", job.artifacts.length > 0, () => artifacts(job));
+  part("artifacts", job.artifacts.length > 0, () => artifacts(job, state.replicas));
   fill(place("members"), replicaRows(members(job, attempt, state.replicas)));
   place("log-section").hidden = attempt === null;
   log.follow(job, attempt);
@@ -72,14 +73,18 @@ function soon() {
   });
 }
 
-async function refreshReplicas() {
-  if (document.hidden || (state.job && TERMINAL.has(state.job.state) && state.replicas.length > 0)) return;
-  try {
-    state.replicas = (await read("replicas")).items;
-    soon();
-  } catch {
-    // The link's state is shown by the live stream; the next round tries again.
+/** Load and aliveness of the replicas, again and again; seldom where there are so many that it takes long. */
+async function watchReplicas() {
+  const began = performance.now();
+  if (!document.hidden) {
+    try {
+      state.replicas = (await read("replicas")).items;
+      soon();
+    } catch {
+      // The link's state is shown by the live stream; the next round tries again.
+    }
   }
+  setTimeout(watchReplicas, REPLICAS_MS + 20 * (performance.now() - began));
 }
 
 function take(job) {
@@ -141,8 +146,7 @@ async function begin() {
     soon();
   });
   follow();
-  refreshReplicas();
-  setInterval(refreshReplicas, 3000);
+  watchReplicas();
   everySecond(soon);
   soon();
 }

@@ -2,7 +2,7 @@
 
 import { now } from "../shared/api.js";
 import { el, plain } from "../shared/dom.js";
-import { between, duration, ticking } from "../shared/format.js";
+import { between, count, duration, ticking } from "../shared/format.js";
 import { mark, STAGES, TERMINAL } from "../shared/states.js";
 import { figures } from "./figures.js";
 
@@ -38,7 +38,14 @@ function took(stage, over) {
   return stage.state === "running" && !over ? ticking(between(stage.started_at, now())) : "";
 }
 
-function row(stage, over) {
+/** What was seen; of a running training, where it is; else what the stage is for. */
+function words(stage, about, progress) {
+  if (stage.summary) return stage.summary;
+  if (stage.stage !== "train" || stage.state !== "running" || !progress?.step) return about;
+  return `step ${count(progress.step)}${progress.total_steps ? ` of ${count(progress.total_steps)}` : ""}`;
+}
+
+function row(stage, over, progress) {
   const [name, about] = NAMES[stage.stage] ?? [stage.stage, ""];
   const state = stage.state === "running" && over ? "skipped" : stage.state;
   const measured = figures(stage.figures ?? {});
@@ -61,7 +68,7 @@ function row(stage, over) {
             el("span", { class: "stage-name" }, name, el("span", { class: "visually-hidden" }, `, ${WORDS[state]}`)),
             el("span", { class: "stage-time figure" }, took(stage, over)),
           ),
-          el("span", { class: "stage-summary" }, plain(stage.summary || about)),
+          el("span", { class: "stage-summary" }, plain(words(stage, about, progress))),
         ),
         measured.length > 0 && el("dl", { class: "pairs" }, measured),
       ),
@@ -72,5 +79,5 @@ function row(stage, over) {
 /** The list of stages of `attempt` (null: none has begun). */
 export function stages(job, attempt) {
   const over = attempt ? attempt.state === "ended" : TERMINAL.has(job.state);
-  return (attempt?.stages.length ? attempt.stages : withoutAttempt(job)).map((stage) => row(stage, over));
+  return (attempt?.stages.length ? attempt.stages : withoutAttempt(job)).map((stage) => row(stage, over, attempt === job.attempt ? job.progress : null));
 }

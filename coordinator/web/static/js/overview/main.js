@@ -25,12 +25,16 @@ function inOrder(items) {
 }
 
 function show() {
+  showJobs();
+  fill(place("replicas"), replicaRows(inOrder(replicas.items)));
+}
+
+function showJobs() {
   if (jobs === null) return;
   const newest = new Set(jobs.map((job) => job.id));
   const all = [...jobs, ...older.filter((job) => !newest.has(job.id))];
   fill(place("verdict"), headline(replicas, all));
   fill(place("jobs"), all.length > 0 ? jobRows(all, { more: cursor !== null }) : noJobs());
-  fill(place("replicas"), replicaRows(inOrder(replicas.items)));
 }
 
 async function moreJobs() {
@@ -72,7 +76,7 @@ async function begin() {
       if (problem) say(problem);
     },
   );
-  everySecond(show);
+  everySecond(showJobs);
   place("jobs").addEventListener("click", (event) => {
     if (event.target.closest("[data-do=more]")) moreJobs();
   });

@@ -6,7 +6,7 @@ import { bytes, count, duration, gib, measure, percent, plural } from "./format.
 import { meter } from "./meter.js";
 
 // More rows than this help nobody and slow the page.
-const MOST_ROWS = 256;
+const MOST_ROWS = 128;
 
 /** What the training runs on, in two parts: "8 × NVIDIA H200" and "141 GiB each", or "CPU" and "2 cores". */
 function hardware(replica) {
@@ -36,7 +36,8 @@ function standing(replica) {
 
 function load(replica) {
   const seen_now = replica.telemetry;
-  if (!seen_now) return el("div", { class: "meters muted" }, replica.alive ? "no readings yet" : "");
+  // An old reading would look like a present one.
+  if (!replica.alive || !seen_now) return el("div", { class: "muted small" }, replica.alive ? "no readings yet" : "no readings");
   const gpus = seen_now.gpus ?? [];
   const busiest = Math.max(...gpus.map((gpu) => gpu.utilization ?? 0));
   const used = gpus.reduce((sum, gpu) => sum + (gpu.memory_used_bytes ?? 0), 0);
