@@ -31,7 +31,6 @@ from coordinator.core.process import (
     environment_values,
     identify,
     start,
-    tree,
 )
 from coordinator.core.tied import tied
 from coordinator.core.whereabouts import BadHint, Hints, Place, Undecided, hints_of, http_url
@@ -117,11 +116,8 @@ class Supervisor:
                 "coordinator": Service("coordinator", "coordinator", dict(self.environment)),
                 "agent": Service("agent", "agent", agent),
             }
-        elsewhere = {
-            name: value for name, value in self.environment.items() if name != "RANKCALL_BESIDE_COORDINATOR"
-        }
-        if self.hints.url is not None or self.hints.peers:
-            elsewhere["RANKCALL_URL"] = place.url
+        elsewhere = {**self.environment, "RANKCALL_URL": place.url}
+        elsewhere.pop("RANKCALL_BESIDE_COORDINATOR", None)
         return {
             "agent": Service("agent", "agent", elsewhere),
             "proxy": Service("proxy", "agent.proxy", elsewhere),
@@ -156,18 +152,20 @@ class Supervisor:
         else:
             say(f"replica: the coordinator is at {place.url} ({place.how})")
         wanted = self.wanted(place)
-        for name in [name for name in self.services if name not in wanted]:
-            self._stop(self.services.pop(name))
+        for name in [*self.services]:
+            # One that was told of another coordinator starts anew; training goes on meanwhile.
+            if name not in wanted or wanted[name].environment != self.services[name].environment:
+                self._stop(self.services.pop(name))
         for name, service in wanted.items():
-            # An agent finds a lease that moved by itself; its training's reports need no new incarnation.
             self.services.setdefault(name, service)
         if isinstance(before, Place) and before.here and isinstance(place, Place) and not place.here:
             say("another replica has become master; this one serves no more")
 
     def _stop(self, service: Service) -> None:
+        """Ends that process alone: below an agent there may be training, which goes on."""
         popen, service.running = service.running, None
         if popen is not None and popen.poll() is None:
-            end(lambda: _tree(popen), grace_s=self.times.service_grace_s)
+            end(lambda: _alone(popen), grace_s=self.times.service_grace_s)
             popen.wait()
 
     def keep_running(self, now_s: float) -> float:
@@ -250,9 +248,9 @@ def training_of(state: Path) -> list[ProcessId]:
     ]
 
 
-def _tree(popen: subprocess.Popen[bytes]) -> list[ProcessId]:
-    root = identify(popen.pid)
-    return [] if root is None else list(tree(root))
+def _alone(popen: subprocess.Popen[bytes]) -> list[ProcessId]:
+    process = identify(popen.pid) if popen.poll() is None else None
+    return [] if process is None else [process]
 
 
 def _how(status: int) -> str:
