@@ -7,6 +7,7 @@ never. Sources: `accelerate/commands/config/config_args.py` (ClusterConfig: an u
 
 from __future__ import annotations
 
+from coordinator.checks.edits import Edit, drop, put, rename
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, mapping, shown, text
 from coordinator.core.protocol import Severity
@@ -73,6 +74,7 @@ def unknown_keys(subject: Subject) -> Findings:
                 f"`{key}` belongs under `{section}` and stands at the top level",
                 key,
                 hint=f"indent it by two spaces under `{section}:`",
+                edits=(Edit("indent", (key,), section),),
             )
             continue
         near = nearest(key, KEYS, cutoff=0.6)
@@ -81,6 +83,7 @@ def unknown_keys(subject: Subject) -> Findings:
             f"accelerate does not know the key `{shown(key)}`",
             key,
             hint=f"did you mean `{near}`?" if near else "remove it",
+            edits=(rename(near, key),) if near else (),
         )
 
 
@@ -111,6 +114,7 @@ def unknown_sub_keys(subject: Subject) -> Findings:
                 str(key),
                 hint=f"did you mean `{prefix}{near}`?" if near else "remove it",
                 severity=severity,
+                edits=(rename(prefix + near, section, str(key)),) if near else (),
             )
 
 
@@ -131,6 +135,7 @@ def collisions(subject: Subject) -> Findings:
             f"`{key}` may not stand beside `deepspeed_config_file`: every worker ends with a ValueError",
             *path,
             hint=f"remove it; it belongs {_place_of(key)}",
+            edits=(drop(*path),),
         )
 
 
@@ -162,6 +167,7 @@ def distributed_type(subject: Subject) -> Findings:
             f"`distributed_type: {shown(kind)}` is none that accelerate knows",
             "distributed_type",
             hint=f"did you mean `{near}`?" if near else None,
+            edits=(put(near, "distributed_type"),) if near else (),
         )
 
 
@@ -179,6 +185,7 @@ def mixed_precision(subject: Subject) -> Findings:
             f"`mixed_precision: {shown(value)}` is none that accelerate knows",
             "mixed_precision",
             hint=f"did you mean `{near}`?" if near else None,
+            edits=(put(near, "mixed_precision"),) if near else (),
         )
 
 
@@ -198,6 +205,7 @@ def norway(subject: Subject) -> Findings:
             hint=f"write `{key}: {quoted}`, or remove the key"
             if not value
             else f"write the name of the {key}",
+            edits=() if value else (put(quoted.strip("'"), key),),
         )
 
 
@@ -232,7 +240,10 @@ def without_effect(subject: Subject) -> Findings:
     for key in ("rdzv_backend", "same_network", "enable_cpu_affinity"):
         if values.get(key):
             yield subject.found_in_accelerate(
-                "CFG112", f"`{key}` in the file has no effect: the launcher's own default wins", key
+                "CFG112",
+                f"`{key}` in the file has no effect: the launcher's own default wins",
+                key,
+                edits=(drop(key),),
             )
     kind = values.get("distributed_type")
     if kind in DISTRIBUTED_TYPES and kind != "DEEPSPEED" and mapping(values.get("deepspeed_config")):

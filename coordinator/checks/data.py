@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 
+from coordinator.checks.edits import drop, put, rename
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, items, mapping, number, shown, text, whole
 from coordinator.core.protocol import Severity
@@ -29,6 +30,7 @@ _SHORT_ATTENTIONS = {"flash": "flash_attention_2", "flex": "flex_attention", "sd
 _OLD_FLAGS = (
     "flash_attention", "sdp_attention", "xformers_attention", "flex_attention", "sage_attention", "eager_attention",
 )  # fmt: skip
+_TRAVELS = "put the file beside the config, so that it travels with the submission"
 # Reading more of a dataset to count its rows is not worth the wait of a check.
 _COUNTED_BYTES = 4 << 20
 
@@ -63,24 +65,35 @@ def missing_files(subject: Subject) -> Findings:
     for keys, path in _paths(subject):
         if path.startswith(("/", "~")) or subject.files.exists(path) or re.search(r"[*?\[{]", path):
             continue
-        severity, hint = _missing(subject, path)
-        yield subject.found("CFG021", f"{shown(path)} does not exist", *keys, hint=hint, severity=severity)
+        meant = _meant(subject, path)
+        yield subject.found(
+            "CFG021",
+            f"{shown(path)} does not exist",
+            *keys,
+            hint=f"did you mean {meant}?" if meant else _TRAVELS if subject.complete else None,
+            severity="error" if meant else _surely_missing(subject, path),
+            edits=(put(meant, *keys),) if meant and keys[-1] == "path" else (),
+        )
 
 
-def _missing(subject: Subject, path: str) -> tuple[Severity, str | None]:
-    """How sure it is that the file is missing, and what it may have been meant to be."""
+def _meant(subject: Subject, path: str) -> str | None:
+    """The file that the path was probably meant to be: another name in its folder, or in a folder like it."""
     folder, name = posixpath.split(posixpath.normpath(path))
     near = nearest(name, subject.files.siblings(path), cutoff=0.7)
     if near is not None:
-        return "error", f"did you mean {posixpath.join(folder, near)}?"
-    if subject.complete:
-        return "error", "put the file beside the config, so that it travels with the submission"
-    if folder and subject.files.exists(folder):
-        return "error", None
+        return posixpath.join(folder, near)
     other = nearest(folder, subject.files.siblings(folder), cutoff=0.7) if folder else None
     if other is not None and subject.files.exists(posixpath.join(other, name)):
-        return "error", f"did you mean {posixpath.join(other, name)}?"
-    return ("note" if folder else "warning"), None
+        return posixpath.join(other, name)
+    return None
+
+
+def _surely_missing(subject: Subject, path: str) -> Severity:
+    """An error where nothing can bring the file any more; where its folder is missing too it may be on the replicas."""
+    folder = posixpath.dirname(posixpath.normpath(path))
+    if subject.complete or (folder and subject.files.exists(folder)):
+        return "error"
+    return "note" if folder else "warning"
 
 
 def local_model(subject: Subject) -> Findings:
@@ -113,8 +126,17 @@ def dataset_types(subject: Subject) -> Findings:
             entry = mapping(item)
             kind = text(entry.get("type"))
             if kind.startswith("sharegpt"):
+                above = (section, str(index))
                 yield subject.found(
-                    "CFG701", f"`type: {kind}` has been removed from Axolotl", section, str(index), "type"
+                    "CFG701",
+                    f"`type: {kind}` has been removed from Axolotl",
+                    *above,
+                    "type",
+                    edits=(
+                        put("chat_template", *above, "type"),
+                        put(entry.get("field_messages") or "conversations", *above, "field_messages"),  # type: ignore[arg-type]
+                        put({"role": "from", "content": "value"}, *above, "message_property_mappings"),
+                    ),
                 )
             suffix = _SUFFIXES.get(posixpath.splitext(text(entry.get("path")))[1].lower())
             given = entry.get("ds_type")
@@ -126,6 +148,7 @@ def dataset_types(subject: Subject) -> Findings:
                     str(index),
                     "ds_type",
                     hint=f"write `ds_type: {suffix}`",
+                    edits=(put(suffix, section, str(index), "ds_type"),),
                 )
             if entry.get("train_on_split"):
                 yield subject.found(
@@ -135,6 +158,7 @@ def dataset_types(subject: Subject) -> Findings:
                     str(index),
                     "train_on_split",
                     hint="did you mean `split`?",
+                    edits=(rename("split", section, str(index), "train_on_split"),),
                 )
 
 
@@ -153,7 +177,7 @@ def attention(subject: Subject) -> Findings:
     if flags:
         yield subject.found(
             "CFG505", f"`attn_implementation` and `{flags[0]}` exclude each other", flags[0],
-            hint=f"remove `{flags[0]}`",
+            hint=f"remove `{flags[0]}`", edits=tuple(drop(flag) for flag in flags),
         )  # fmt: skip
     if not isinstance(value, str):
         yield subject.found(
@@ -166,6 +190,7 @@ def attention(subject: Subject) -> Findings:
             f"`attn_implementation: {shown(value)}` is none that Axolotl knows",
             "attn_implementation",
             hint=f"did you mean `{near}`?" if near else f"one of {', '.join(_ATTENTIONS)}",
+            edits=(put(near, "attn_implementation"),) if near else (),
         )
 
 

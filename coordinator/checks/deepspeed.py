@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 
+from coordinator.checks.edits import drop, put, rename
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import (
     DeepSpeedUse,
@@ -86,6 +87,7 @@ def unknown_settings(subject: Subject) -> Findings:
                 str(key),
                 hint=f"did you mean `{near}`?" if near else "remove it",
                 severity="error" if near else "warning",
+                edits=(rename(near, "zero_optimization", str(key)),) if near else (),
             )
         former = [key for key in FORMER_COMPILE_KEYS if key in mapping((use.values or {}).get("compile"))]
         if former:
@@ -97,6 +99,7 @@ def unknown_settings(subject: Subject) -> Findings:
                 former[0],
                 hint="remove the section `compile`",
                 severity="note",
+                edits=(drop("compile"),),
             )
 
 
@@ -127,7 +130,11 @@ def batch_agrees(subject: Subject) -> Findings:
             if theirs in (None, "auto") or own is None or whole(theirs) == own:
                 continue
             yield subject.found_in_deepspeed(
-                use, "CFG205", f"`{key}` is {shown(theirs)} here and {own} in the Axolotl config", key
+                use,
+                "CFG205",
+                f"`{key}` is {shown(theirs)} here and {own} in the Axolotl config",
+                key,
+                edits=(put("auto", key),),
             )
         yield from _total_agrees(subject, use, micro, steps)
 
@@ -145,6 +152,7 @@ def _total_agrees(subject: Subject, use: DeepSpeedUse, micro: int | None, steps:
             f"`train_batch_size` is {shown(total)}, but {micro} × {steps} × {subject.world} processes"
             f" are {each * subject.world}",
             "train_batch_size",
+            edits=(put("auto", "train_batch_size"),),
         )
     elif subject.world is None and each and (given is None or given % each):
         yield subject.found_in_deepspeed(
@@ -152,6 +160,7 @@ def _total_agrees(subject: Subject, use: DeepSpeedUse, micro: int | None, steps:
             "CFG206",
             f"`train_batch_size` is {shown(total)}, which {micro} × {steps} on any number of processes never gives",
             "train_batch_size",
+            edits=(put("auto", "train_batch_size"),),
         )
 
 
@@ -185,6 +194,7 @@ def precision_agrees(subject: Subject) -> Findings:
                     f" {'in' if own else 'without'} {flag}",
                     flag,
                     "enabled",
+                    edits=(put("auto", flag, "enabled"),),
                 )
 
 
@@ -223,6 +233,7 @@ def optimizer_agrees(subject: Subject) -> Findings:
                     "CFG217",
                     f"`{'.'.join(path)}` is {shown(theirs)} here, but `{own_key}` is {own:g} in the Axolotl config",
                     *path,
+                    edits=(put("auto", *path),),
                 )
 
 
@@ -240,6 +251,7 @@ def said_twice(subject: Subject) -> Findings:
                 "ZeRO-3 stands in the accelerate file only: Axolotl saves empty tensors and says success",
                 *path,
                 hint=f"write `deepspeed: {theirs.path or 'deepspeed_configs/zero3.json'}` in the Axolotl config too",
+                edits=(put(theirs.path, "deepspeed", file=subject.document.name),) if theirs.path else (),
             )
         return
     if own.stage is not None and theirs.stage is not None and own.stage != theirs.stage:
@@ -269,6 +281,7 @@ def zero3_init(subject: Subject) -> Findings:
             f"`zero3_init_flag: true` under ZeRO-{use.stage}: accelerate switches it off",
             "deepspeed_config",
             "zero3_init_flag",
+            edits=(put(False, "deepspeed_config", "zero3_init_flag"),),
         )
 
 
@@ -298,6 +311,7 @@ def gathers(subject: Subject) -> Findings:
                 "CFG218",
                 "the weights are not gathered when the model is saved: each rank leaves its shard",
                 "zero_optimization",
+                edits=(put(True, "zero_optimization", "stage3_gather_16bit_weights_on_model_save"),),
             )
 
 
@@ -311,6 +325,7 @@ def offload(subject: Subject) -> Findings:
                 f"parameters are offloaded under ZeRO-3 only; this is ZeRO-{use.stage}",
                 "zero_optimization",
                 "offload_param",
+                edits=(drop("zero_optimization", "offload_param"),),
             )
         for what in ("optimizer", "param"):
             section = mapping(use.zero.get(f"offload_{what}"))
@@ -337,5 +352,6 @@ def offload(subject: Subject) -> Findings:
 
 
 RULES = (
-    shape, unknown_settings, inline_stage, batch_agrees, precision_agrees, optimizer_agrees, said_twice, zero3_init, gathers, offload,
+    shape, unknown_settings, inline_stage, batch_agrees, precision_agrees, optimizer_agrees, said_twice,
+    zero3_init, gathers, offload,
 )  # fmt: skip

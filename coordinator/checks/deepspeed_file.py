@@ -6,11 +6,14 @@ import json
 import posixpath
 import re
 
+from coordinator.checks.edits import Edit, as_evidence, put
 from coordinator.checks.files import Files, nearest
 from coordinator.checks.presets import PRESET_FILES, PRESET_FOLDER, preset
 from coordinator.checks.subject import shown
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding
+
+_COMMA = "a comma before the closing bracket"
 
 
 def read_file(files: Files, path: str, *, file: str, key: str, line: int | None) -> object | Finding:
@@ -24,13 +27,15 @@ def read_file(files: Files, path: str, *, file: str, key: str, line: int | None)
         known = preset(path)
         if known is not None:
             return known
+        meant = _meant(files, path)
         return finding(
             "CFG020",
             f"{shown(path)} does not exist",
-            hint=_nearest_file(files, path),
+            hint=f"did you mean {meant}?" if meant else f"Axolotl's presets are {', '.join(PRESET_FILES)}",
             file=file,
             key=key,
             line=line,
+            evidence=as_evidence((put(meant, *key.split(".")),)) if meant else {},
         )
     return parse(data, path)
 
@@ -48,11 +53,13 @@ def parse(data: bytes, name: str) -> object | Finding:
     except RecursionError:
         return finding("CFG023", f"{shown(name)} is nested too deeply", file=name)
     except json.JSONDecodeError as error:
+        fault = _json_fault(written, error)
         return finding(
             "CFG023",
-            f"{shown(name)} is not JSON: {_json_fault(written, error)} (line {error.lineno})",
+            f"{shown(name)} is not JSON: {fault} (line {error.lineno})",
             file=name,
             line=error.lineno,
+            evidence=as_evidence((Edit("comma"),)) if fault == _COMMA else {},
         )
     except ValueError as error:  # an endless number
         return finding("CFG023", f"{shown(name)} is not JSON: {error}", file=name)
@@ -61,9 +68,9 @@ def parse(data: bytes, name: str) -> object | Finding:
 def _json_fault(written: str, error: json.JSONDecodeError) -> str:
     before = written[: error.pos].rstrip()
     if before.endswith(",") and written[error.pos : error.pos + 1] in "}]":
-        return "a comma before the closing bracket"
+        return _COMMA
     if error.msg.startswith("Illegal trailing comma"):
-        return "a comma before the closing bracket"
+        return _COMMA
     if re.match(r"\s*(//|#|/\*)", written[error.pos :]):
         return "JSON has no comments"
     if written[error.pos : error.pos + 1] == "'":
@@ -71,7 +78,8 @@ def _json_fault(written: str, error: json.JSONDecodeError) -> str:
     return error.msg
 
 
-def _nearest_file(files: Files, path: str) -> str:
+def _meant(files: Files, path: str) -> str | None:
+    """The file that was probably meant: one beside it, or one of Axolotl's presets, of the same ZeRO stage."""
     folder, name = posixpath.split(posixpath.normpath(path))
     candidates = {one: posixpath.join(folder, one) for one in files.siblings(path) if one.endswith(".json")}
     for one in PRESET_FILES:
@@ -80,7 +88,7 @@ def _nearest_file(files: Files, path: str) -> str:
     wanted = _stage_of(stem)
     same = [one for one in candidates if wanted is None or _stage_of(one) == wanted]
     near = nearest(stem, same, cutoff=0.6) or (min(same, key=len) if wanted and same else None)
-    return f"did you mean {candidates[near]}?" if near else f"Axolotl's presets are {', '.join(PRESET_FILES)}"
+    return candidates[near] if near else None
 
 
 def _stage_of(name: str) -> str | None:

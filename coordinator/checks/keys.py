@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files as package_files
 
+from coordinator.checks.edits import Edit, drop, put, rename
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, items, mapping, shown
 from coordinator.checks.values import Kind, Misfit, misfit
@@ -153,6 +154,7 @@ def unknown_keys(subject: Subject) -> Findings:
                 f"`{key}` is a key of {owner.rpartition('.')[2]}, which is not among `plugins`: Axolotl drops it",
                 key,
                 hint=f"add `{owner}` to `plugins`, or remove `{key}`",
+                edits=(Edit("append", ("plugins",), owner),),
             )
             continue
         yield _unknown(subject, (key,), subject.get(key), known, strangers=strangers)
@@ -192,6 +194,7 @@ def _unknown(
         *path,
         hint=f"did you mean `{near}`?",
         severity=severity,
+        edits=(rename(near, *path),),
     )
 
 
@@ -244,7 +247,12 @@ def renamed_keys(subject: Subject) -> Findings:
     """CFG604: old names that still work."""
     for key, name in _RENAMED.items():
         if subject.has(key):
-            yield subject.found("CFG604", f"`{key}` is an old name", key, hint=f"write `{name}`")
+            new, _, value = name.partition(": ")
+            taken = subject.get(new) is not None
+            edits = (drop(key), put(value, new)) if value else (rename(new, key),)
+            yield subject.found(
+                "CFG604", f"`{key}` is an old name", key, hint=f"write `{name}`", edits=() if taken else edits
+            )
 
 
 def wrong_types(subject: Subject) -> Findings:
@@ -270,7 +278,10 @@ def _misfit(subject: Subject, key: str, wrong: Misfit) -> Finding:
     near = nearest(wrong.value, wrong.choices) if isinstance(wrong.value, str) else None
     if wrong.choices:
         hint = f"did you mean `{near}`?" if near else f"write {wrong.expected}"
-        return subject.found("CFG608", f"{written}: Axolotl does not know this value", *path, hint=hint)
+        edits = (put(near, *path),) if near else ()
+        return subject.found(
+            "CFG608", f"{written}: Axolotl does not know this value", *path, hint=hint, edits=edits
+        )
     return subject.found("CFG605", f"{written}: Axolotl wants {wrong.expected}", *path)
 
 

@@ -10,6 +10,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 
+from coordinator.checks.edits import put
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, mapping, shown, whole
 
@@ -18,6 +19,7 @@ _ALONE = ("NO", "MULTI_CPU")
 _CONTAINER_ID = re.compile(r"^[0-9a-f]{12}$")
 _DOCKER_BRIDGE = ipaddress.ip_network("172.17.0.0/16")
 _HIGHEST_PORT = 65535
+_STANDARD = put("standard", "deepspeed_config", "deepspeed_multinode_launcher")
 
 
 def _standing(subject: Subject) -> Mapping[str, object] | None:
@@ -71,7 +73,7 @@ def launcher(subject: Subject) -> Findings:
         return
     if name is None:
         message = "no `deepspeed_multinode_launcher`: accelerate takes pdsh, which needs SSH and a hostfile"
-        yield subject.found_in_accelerate("CFG101", message, "deepspeed_config")
+        yield subject.found_in_accelerate("CFG101", message, "deepspeed_config", edits=(_STANDARD,))
         return
     near = nearest(str(name), LAUNCHERS, cutoff=0.6) if name not in LAUNCHERS else None
     message = f"`deepspeed_multinode_launcher: {shown(name)}` goes to DeepSpeed's own launcher, which needs a hostfile"
@@ -81,6 +83,7 @@ def launcher(subject: Subject) -> Findings:
         "deepspeed_config",
         "deepspeed_multinode_launcher",
         hint="did you mean `standard`?" if near == "standard" else None,
+        edits=(_STANDARD,),
     )
 
 
@@ -122,6 +125,7 @@ def machines(subject: Subject) -> Findings:
             "num_machines",
             hint=f"write `num_machines: {subject.asked_nodes or 2}`",
             severity="warning" if only_address else "error",
+            edits=(put(subject.asked_nodes, "num_machines"),) if subject.asked_nodes else (),
         )
     elif subject.asked_nodes is not None and count is not None and count != subject.asked_nodes:
         yield subject.found_in_accelerate(
@@ -243,6 +247,7 @@ def _port(subject: Subject, given: object) -> Findings:
             "CFG111",
             "`main_process_port: 0` makes every machine pick a port of its own",
             "main_process_port",
+            edits=(put(29500, "main_process_port"),),
         )
     elif port is None or not 0 < port <= _HIGHEST_PORT:
         yield subject.found_in_accelerate(
@@ -254,6 +259,7 @@ def _port(subject: Subject, given: object) -> Findings:
             f"`main_process_port` is text: rank 0 ends with a TypeError when it looks whether port {port} is free",
             "main_process_port",
             hint=f"write `main_process_port: {port}` without quotes",
+            edits=(put(port, "main_process_port"),),
         )
 
 
@@ -274,6 +280,7 @@ def gpu_ids(subject: Subject) -> Findings:
             "gpu_ids",
             hint=f"write `gpu_ids: '{shown(given)}'` or `gpu_ids: all`",
             severity="error",
+            edits=(put("all", "gpu_ids"),),
         )
     elif len(listed) < per_machine:
         yield subject.found_in_accelerate(
@@ -281,10 +288,14 @@ def gpu_ids(subject: Subject) -> Findings:
             f"`gpu_ids: {shown(given)}` names {len(listed)} GPUs for {per_machine} processes per machine",
             "gpu_ids",
             severity="error",
+            edits=(put("all", "gpu_ids"),),
         )
     else:
         yield subject.found_in_accelerate(
-            "CFG114", f"`gpu_ids: {shown(given)}` holds for every machine alike", "gpu_ids"
+            "CFG114",
+            f"`gpu_ids: {shown(given)}` holds for every machine alike",
+            "gpu_ids",
+            edits=(put("all", "gpu_ids"),),
         )
 
 

@@ -6,6 +6,7 @@ Axolotl sets accelerate's precision from its own config (`axolotl/utils/trainer.
 
 from __future__ import annotations
 
+from coordinator.checks.edits import drop, put
 from coordinator.checks.subject import Findings, Subject, shown, text
 
 AMPERE = (8, 0)
@@ -16,7 +17,12 @@ HOPPER = (9, 0)
 def two_kinds(subject: Subject) -> Findings:
     """CFG401: bf16 and fp16 at once."""
     if subject.get("bf16") is True and subject.get("fp16") is True:
-        yield subject.found("CFG401", "`bf16` and `fp16` are both true: Axolotl takes bf16", "fp16")
+        yield subject.found(
+            "CFG401",
+            "`bf16` and `fp16` are both true: Axolotl takes bf16",
+            "fp16",
+            edits=(put(False, "fp16"),),
+        )
     for key, other in (("float16", "bfloat16"), ("float16", "float32"), ("bfloat16", "float32")):
         if subject.get(key) is True and subject.get(other) is True:
             yield subject.found("CFG401", f"`{key}` and `{other}` are both true", other)
@@ -33,6 +39,7 @@ def accelerate_differs(subject: Subject) -> Findings:
             "CFG402",
             f"`mixed_precision: {theirs}` here, {own} in the Axolotl config, which wins",
             "mixed_precision",
+            edits=(drop("mixed_precision"),),
         )
 
 
@@ -58,6 +65,7 @@ def possible(subject: Subject) -> Findings:
                     f"`{key}: true`, but {shape} has no bf16",
                     key,
                     hint="write `bf16: false`, `fp16: true`",
+                    edits=(put(False, key), put(True, "fp16")),
                 )
         if subject.has("fp8") and capability < ADA:
             yield subject.found("CFG404", f"`fp8: true`, but {shape} has no fp8", "fp8")

@@ -6,6 +6,7 @@ Sources: `axolotl/train.py` (how a model is saved), `axolotl/utils/schemas/valid
 
 from __future__ import annotations
 
+from coordinator.checks.edits import drop, put
 from coordinator.checks.subject import Findings, Subject, mapping, shown, text, whole
 
 # Optimizers that Axolotl refuses under DeepSpeed.
@@ -29,6 +30,11 @@ def _fsdp_version(subject: Subject) -> int:
 def _fsdp_setting(subject: Subject, name: str) -> object:
     section = mapping(subject.get("fsdp_config"))
     return section.get(name, section.get(f"fsdp_{name}"))
+
+
+def _written(subject: Subject, name: str) -> str:
+    """A key of `fsdp_config` as the user spells it."""
+    return name if name in mapping(subject.get("fsdp_config")) else f"fsdp_{name}"
 
 
 def both(subject: Subject) -> Findings:
@@ -80,12 +86,14 @@ def accelerate_fsdp(subject: Subject) -> Findings:
             " never switches off, and which deadlocks with 4-bit weights",
             "distributed_type",
             severity="warning",
+            edits=(put("MULTI_GPU", "distributed_type"),),
         )
     elif not section:
         yield subject.found_in_accelerate(
             "CFG302",
             "`distributed_type: FSDP` without `fsdp_config` exports the settings of FSDP 1",
             "distributed_type",
+            edits=(put("MULTI_GPU", "distributed_type"),),
         )
 
 
@@ -103,11 +111,12 @@ def fsdp_settings(subject: Subject) -> Findings:
             "fsdp_config",
             "cpu_ram_efficient_loading",
             hint="write `cpu_ram_efficient_loading: false`",
+            edits=(put(False, "fsdp_config", _written(subject, "cpu_ram_efficient_loading")),),
         )
     if version == 2 and optimizer in _EIGHT_BIT_NOT_UNDER_FSDP2:
         yield subject.found(
             "CFG305", f"`optimizer: {optimizer}` does not work under FSDP 2", "optimizer",
-            hint="write `optimizer: adamw_torch_8bit`",
+            hint="write `optimizer: adamw_torch_8bit`", edits=(put("adamw_torch_8bit", "optimizer"),),
         )  # fmt: skip
     if version != 2 and "8bit" in optimizer and _fsdp_setting(subject, "offload_params"):
         yield subject.found(
@@ -158,6 +167,7 @@ def zero3_and_quantisation(subject: Subject) -> Findings:
             "bnb_4bit_quant_storage",
             severity="error",
             hint="remove it: Axolotl stores them as bfloat16",
+            edits=(drop("bnb_config_kwargs", "bnb_4bit_quant_storage"),),
         )
     elif subject.has("load_in_4bit"):
         yield subject.found(

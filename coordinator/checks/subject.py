@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from coordinator.checks.edits import Edit, as_evidence
 from coordinator.checks.files import Files
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Facts, Finding, Severity
@@ -117,33 +118,29 @@ class Subject:
         return self.deepspeed[0] if self.deepspeed else None
 
     def found(
-        self, code: str, message: str, *path: str, hint: str | None = None, severity: Severity | None = None
+        self,
+        code: str,
+        message: str,
+        *path: str,
+        hint: str | None = None,
+        severity: Severity | None = None,
+        edits: Sequence[Edit] = (),
     ) -> Finding:
-        """A finding about a key of the Axolotl config, or about the whole of it."""
-        return finding(
-            code,
-            message,
-            hint=hint,
-            severity=severity,
-            file=self.document.name,
-            key=".".join(path) or None,
-            line=self.document.line(*path) if path else None,
-        )
+        """A finding about a key of the Axolotl config, or about the whole of it; `edits` where one answer is right."""
+        return _found(self.document, code, message, path, hint, severity, edits)
 
     def found_in_accelerate(
-        self, code: str, message: str, *path: str, hint: str | None = None, severity: Severity | None = None
+        self,
+        code: str,
+        message: str,
+        *path: str,
+        hint: str | None = None,
+        severity: Severity | None = None,
+        edits: Sequence[Edit] = (),
     ) -> Finding:
         """A finding about a key of the accelerate file."""
         assert self.accelerate is not None
-        return finding(
-            code,
-            message,
-            hint=hint,
-            severity=severity,
-            file=self.accelerate.name,
-            key=".".join(path) or None,
-            line=self.accelerate.line(*path) if path else None,
-        )
+        return _found(self.accelerate, code, message, path, hint, severity, edits)
 
     def found_in_deepspeed(
         self,
@@ -153,23 +150,44 @@ class Subject:
         *path: str,
         hint: str | None = None,
         severity: Severity | None = None,
+        edits: Sequence[Edit] = (),
     ) -> Finding:
         """A finding about a DeepSpeed setting: in its file, or where it stands in line."""
         if use.path is not None:
             return finding(
-                code, message, hint=hint, severity=severity, file=use.path, key=".".join(path) or None
+                code,
+                message,
+                hint=hint,
+                severity=severity,
+                file=use.path,
+                key=".".join(path) or None,
+                evidence=as_evidence(edits),
             )
-        key = ".".join((use.key, *path))
         document = self.accelerate if use.by == "accelerate" and self.accelerate else self.document
-        return finding(
-            code,
-            message,
-            hint=hint,
-            severity=severity,
-            file=use.file,
-            key=key,
-            line=document.line(*key.split(".")),
-        )
+        above = tuple(use.key.split("."))
+        moved = [Edit(edit.operation, (*above, *edit.path), edit.value, edit.file) for edit in edits]
+        return _found(document, code, message, (*above, *path), hint, severity, moved)
+
+
+def _found(
+    document: Document,
+    code: str,
+    message: str,
+    path: tuple[str, ...],
+    hint: str | None,
+    severity: Severity | None,
+    edits: Sequence[Edit],
+) -> Finding:
+    return finding(
+        code,
+        message,
+        hint=hint,
+        severity=severity,
+        file=document.name,
+        key=".".join(path) or None,
+        line=document.line(*path) if path else None,
+        evidence=as_evidence(edits),
+    )
 
 
 def mapping(value: object) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from coordinator.checks.edits import Edit, as_evidence
 from coordinator.checks.subject import Findings, shown
 from coordinator.core import yaml
 from coordinator.core.catalogue import finding
@@ -62,12 +63,11 @@ def _fault(name: str, text: str, error: yaml.YamlError) -> Finding:
             return lost
     if code == "CFG001" and "\t" in error.text[: max(0, error.column)]:
         code = "CFG003"
+    evidence = as_evidence((Edit("tabs"),)) if code == "CFG003" else {}
+    if error.line:
+        evidence |= {"column": error.column, "text": error.text[:200]}
     return finding(
-        code,
-        f"{_place(error)}: {error.problem}",
-        file=name,
-        line=error.line or None,
-        evidence={"column": error.column, "text": error.text[:200]} if error.line else {},
+        code, f"{_place(error)}: {error.problem}", file=name, line=error.line or None, evidence=evidence
     )
 
 
@@ -87,6 +87,7 @@ def _lost_layout(name: str, text: str) -> Finding | None:
                 key=match[1],
                 line=number,
                 hint=f"write `{match[1]}: …` with a space; below a section, indent by two",
+                evidence=as_evidence((Edit("space"),)),
             )
         if _ONE_LINE.match(line[:500]):
             return finding(
@@ -113,6 +114,7 @@ def duplicates(document: yaml.Document, text: str) -> Findings:
             key=path,
             line=twice.line,
             severity="warning" if same else "error",
+            evidence=as_evidence((Edit("line", value=twice.line),)) if same else {},
         )
 
 

@@ -5,6 +5,7 @@ Sources: `axolotl/utils/schemas/validation.py` and `peft.py`, PEFT's LoraConfig.
 
 from __future__ import annotations
 
+from coordinator.checks.edits import put
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, items, mapping, number, shown, text, whole
 
@@ -124,6 +125,7 @@ def adapter(subject: Subject) -> Findings:
             f"`adapter: {shown(name)}` is none that Axolotl has",
             "adapter",
             hint=f"did you mean `{near}`?" if near else None,
+            edits=(put(near, "adapter"),) if near else (),
         )
     if name == "qlora":
         if not subject.get("load_in_4bit"):
@@ -132,6 +134,7 @@ def adapter(subject: Subject) -> Findings:
                 "`adapter: qlora` needs `load_in_4bit: true`",
                 "adapter",
                 hint="write `load_in_4bit: true`",
+                edits=(put(True, "load_in_4bit"),),
             )
         for key in ("load_in_8bit", "gptq"):
             if subject.has(key):
@@ -228,7 +231,7 @@ def reinforcement(subject: Subject) -> Findings:
     if kind == "kto" and subject.get("remove_unused_columns") is not False:
         yield subject.found(
             "CFG508", "`rl: kto` needs `remove_unused_columns: false`", "rl",
-            hint="write `remove_unused_columns: false`",
+            hint="write `remove_unused_columns: false`", edits=(put(False, "remove_unused_columns"),),
         )  # fmt: skip
     if kind != "dpo":
         for key in ("dpo_loss_type", "dpo_loss_weights"):
