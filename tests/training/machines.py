@@ -1,7 +1,8 @@
 """Loopback "machines" for training tests: rendered files, real processes, no agent and no coordinator.
 
-`train(folder, submission)` renders a submission for each rank, lays the files out as an agent does, and runs
-prepare and train on 127.0.0.1, 127.0.0.2 … at the same time, as `agent/launcher.py` would.
+`build(folder, submission)` renders a submission for each rank, lays the files out as an agent does; `together` runs
+prepare and train on all of them at the same time, as `agent/launcher.py` would.
+With GPUs each machine sees one, and NCCL has sockets only, as between containers of different hosts.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Machine:
     rank: int
     home: Path
     rendered: Rendered
+    own: tuple[tuple[str, str], ...] = ()
 
     @property
     def work(self) -> Path:
@@ -82,13 +84,21 @@ def demo_submission(demo: Path, *overrides: str, prompts: tuple[str, ...] = ()) 
     )
 
 
-def build(folder: Path, submission: Submission, nodes: int = 2, address: str = "127.0.0.1") -> list[Machine]:
-    topology = Topology(nodes, 0, address, free_port())
+def build(
+    folder: Path, submission: Submission, nodes: int = 2, address: str = "127.0.0.1", gpus: int = 0
+) -> list[Machine]:
+    topology = Topology(nodes, gpus, address, free_port())
     machines = []
     for rank in range(nodes):
         family = "ipv6" if ":" in address else "ipv4"
+        site = Site(rank, "lo", family, host_id=f"r-{rank:010d}")
+        own = (
+            {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": str(rank)}
+            if gpus
+            else {}
+        )
         machine = Machine(
-            rank, folder / f"machine{rank}", render(submission, topology, Site(rank, "lo", family))
+            rank, folder / f"machine{rank}", render(submission, topology, site), tuple(own.items())
         )
         (machine.attempt / "streams").mkdir(parents=True)
         for brought in submission.files:
@@ -101,7 +111,7 @@ def build(folder: Path, submission: Submission, nodes: int = 2, address: str = "
     return machines
 
 
-def together(machines: list[Machine], name: str, timeout_s: float = 240) -> list[int]:
+def together(machines: list[Machine], name: str, timeout_s: float = 540) -> list[int]:
     """Runs `prepare`, `train` or `compare` on all machines at once; exit codes in rank order."""
     began = time.monotonic()
     processes = []
