@@ -152,11 +152,13 @@ class Agent:
             if loop.get_name() in {"follow", "converge"}:
                 loop.cancel()
         if self._work is not None:
-            await self._work.aclose()
+            self._work.leave()
         holding = self._holding(look=True)
         if holding:
             log.warning("ending what runs here", attempts=sorted(holding))
         await asyncio.gather(*(self._end(attempt_id) for attempt_id in holding))
+        if self._work is not None:
+            await self._work.left()
         for attempt_id, _ in launcher.attempt_folders(self._layout):
             self._mirror.close(attempt_id)
         if not self._coordinator.registered:

@@ -36,7 +36,9 @@ _CANNOT_START = 127  # what a shell answers for a command that is not there
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run: `unset` and then `environment` are applied to the shim's own; `stream` gets the output."""
+    """What to run: `unset` (names, or patterns such as `PET_*`) and then `environment` are applied to the shim's own
+    environment; `stream` gets the output.
+    """
 
     argv: tuple[str, ...]
     cwd: Path

@@ -50,6 +50,7 @@ _TAIL_BYTES = 16 << 10
 _TAIL_LINES = 40
 _OUTPUT_LIMIT_BYTES = 4 << 20  # a result file longer than that is not ours
 _PORT_PATIENCE_S = 3.0  # the collective check may be closing the port this very moment
+_LEAVE_S = 1.0  # from the end of the processes to their reports
 _REPORT_MARGIN_S = 5.0  # a task that judges itself late answers a little after its deadline
 
 
@@ -95,6 +96,7 @@ class Attempt:
         self._around = around
         self._reports: dict[str, TaskReport] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._leaving = False
         self._adopt()
 
     @property
@@ -120,6 +122,26 @@ class Attempt:
             work.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         self._running.clear()
+
+    def leave(self) -> None:
+        """The replica is being shut down: what ends from now on, ends for that reason."""
+        self._leaving = True
+
+    async def left(self) -> None:
+        """Once the processes were ended: every task has its report, also those that had no process."""
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=_LEAVE_S)
+        late = tuple(self._running)
+        await self.aclose()
+        for task_id in late:
+            report = self._reports[task_id]
+            self._reports[task_id] = report.model_copy(
+                update={"state": "failed", "findings": (self._shut_down(report.stage),)}
+            )
+
+    def _shut_down(self, stage: Stage) -> Finding:
+        text = f"This replica was shut down during {stage.value}."
+        return finding("RUN027", text, stage=stage, replica=self._around.replica_id())
 
     def _adopt(self) -> None:
         """Take over what an agent before this one left: finished reports, and processes that still run."""
@@ -206,6 +228,8 @@ class Attempt:
             await self._start(folder, task, plan)
         ended_for = await self._watch(folder, task)
         ending = folder.exit()
+        if ending is None and self._leaving:
+            raise _Failed(self._shut_down(task.stage))
         if ending is None:
             await asyncio.to_thread(launcher.end_attempt, self.attempt_id, self._around.layout)
             text = f"The process of {task.task_id} is gone, and its exit code with it."
@@ -219,6 +243,8 @@ class Attempt:
             tail=self._tail(task),
         )
         findings: tuple[Finding, ...] = (ended_for,) if ended_for else ()
+        if self._leaving and ending.requested:
+            findings = (self._shut_down(task.stage),)
         if ending.error:
             findings += (self._found("RUN024", f"{ending.error[:1].upper()}{ending.error[1:]}.", task),)
         return _Outcome(ok=ending.exit_code == 0 and not findings, result=result, findings=findings)

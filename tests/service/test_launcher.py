@@ -142,13 +142,14 @@ def test_the_environment_is_the_containers_without_rankcall_and_with_the_plans(
 ) -> None:
     monkeypatch.setenv("RANKCALL_TOKEN", "join-secret")
     monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("PET_NNODES", "4")
     monkeypatch.setenv("KEPT", "yes")
-    job = Job(layout, environment={"A": "plan", "B": "plan"}, unset=["WORLD_SIZE"])
+    job = Job(layout, environment={"A": "plan", "B": "plan"}, unset=["WORLD_SIZE", "PET_*"])
     folder = job.python("import json, os; print(json.dumps(dict(os.environ)))", environment={"B": "task"})
     assert ended(folder).exit_code == 0
     seen = json.loads(job.log())
     assert {name: seen.get(name) for name in ("KEPT", "A", "B")} == {"KEPT": "yes", "A": "plan", "B": "task"}
-    assert "WORLD_SIZE" not in seen
+    assert not {"WORLD_SIZE", "PET_NNODES"} & set(seen)
     ours = {name: value for name, value in seen.items() if name.startswith("RANKCALL_")}
     assert ours == {"RANKCALL_ATTEMPT_DIR": str(job.attempt.root), "RANKCALL_ATTEMPT_ID": "abcdef01-1"}
     assert "join-secret" not in (folder.root / "spec.json").read_text()

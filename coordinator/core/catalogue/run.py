@@ -131,4 +131,13 @@ ENTRIES: tuple[Entry, ...] = (
         why="The task has no result; the message says what went wrong.",
         fix="Retry the job; if it happens again, report it with the agent's log of that replica.",
     ),
+    Entry(
+        code="RUN027",
+        title="A replica was shut down",
+        severity="error",
+        what="`rankcall up` or the agent of this replica was asked to end (SIGTERM or Ctrl-C) while it worked on the job, "
+        "and ended its part of it.",
+        why="The container is being stopped or moved, or somebody interrupted it; the other ranks cannot go on alone.",
+        fix="Start the replica again and retry the job.",
+    ),
 )
