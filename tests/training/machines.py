@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.core.protocol import ProgressRecord
-from coordinator.core.views import BundleFile, Submission
+from coordinator.core.protocol import BundleFile, ProgressRecord
+from coordinator.core.views import Submission
 from coordinator.render import Rendered, Site, Topology, render
 
 REPOSITORY = Path(__file__).resolve().parents[2]

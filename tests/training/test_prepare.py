@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import datasets
 import pytest
 
 from agent.prepare import describe
 
 pytestmark = pytest.mark.training
-
-datasets = pytest.importorskip("datasets", reason="needs rankcall[train]")
 
 ROWS = [{"input_ids": [1, 2, 3 + row], "labels": [-100, 2, 3], "text": f"row {row}"} for row in range(2500)]
 

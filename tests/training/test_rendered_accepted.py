@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from accelerate.commands import launch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +20,6 @@ from coordinator.render import Rendered, Site, Topology, render
 from coordinator.render.presets import PRESETS
 
 pytestmark = pytest.mark.training
-
-launch = pytest.importorskip("accelerate.commands.launch", reason="needs rankcall[train]")
 
 topologies = st.builds(
     Topology,
