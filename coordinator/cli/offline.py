@@ -25,16 +25,24 @@ def check(
     allow: Annotated[
         list[str] | None, typer.Option("--allow", metavar="CODE", help="Take this finding for a warning.")
     ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Ask Axolotl's own schema too (where it is installed; takes seconds)."),
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="The GPU the job is for, such as 'RTX 5090'.")
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write corrected files beside the originals (NAME.fixed.yml).")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Judge a configuration without running it: exit 0 accepts it, 1 rejects it, with the reasons.
 
     A file brought with --accelerate is judged as if it were launched as it stands.
     """
-    from coordinator.cli.console import say_finding, write, write_json
-    from coordinator.cli.exits import Exit, Stop
-    from coordinator.cli.submission import Asked, judge, read
-    from coordinator.core.views import CheckVerdict
+    from coordinator.cli.check import check_files
+    from coordinator.cli.submission import Asked
 
     asked = Asked(
         config=config,
@@ -45,20 +53,7 @@ def check(
         deepspeed=deepspeed,
         allow=tuple(allow or ()),
     )
-    try:
-        verdict = judge(asked, read(asked), purpose="check")
-    except Stop as stop:
-        if not stop.findings:
-            raise
-        verdict = CheckVerdict(verdict="reject", findings=stop.findings)
-    if json:
-        write_json(verdict)
-    else:
-        for finding in verdict.findings:
-            say_finding(finding)
-        write(f"{config}: {verdict.verdict}")
-    if verdict.verdict == "reject":
-        raise Stop(Exit.FAILED)
+    check_files(asked, deep=deep, gpu=gpu, fix=fix, json=json)
 
 
 def render(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from coordinator.cli.bundle import Reference, collect, near_names
 from coordinator.cli.exits import Exit, Stop
@@ -40,7 +40,7 @@ def build(asked: Asked) -> Submission:
         Stop: naming the file, key or option that cannot be used; with the findings where the check refuses it.
     """
     bare = read(asked)
-    verdict = judge(asked, bare, purpose="submit")
+    verdict = judge(asked, bare)
     if verdict.verdict == "reject":
         raise Stop(
             Exit.FAILED,
@@ -52,11 +52,11 @@ def build(asked: Asked) -> Submission:
     return bare.model_copy(update={"files": files})
 
 
-def judge(asked: Asked, submission: Submission, *, purpose: Literal["check", "submit"]) -> CheckVerdict:
+def judge(asked: Asked, submission: Submission) -> CheckVerdict:
     """What the rules say of a submission whose files lie in the config's folder."""
     from coordinator.checks import FolderFiles, check
 
-    return check(submission, files=FolderFiles(asked.config.parent), purpose=purpose)
+    return check(submission, files=FolderFiles(asked.config.parent), purpose="submit")
 
 
 def read(asked: Asked) -> Submission:
