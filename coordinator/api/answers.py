@@ -8,8 +8,6 @@ from fastapi import Path, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from coordinator.core.problem import ProblemError, problem
-
 JSON = "application/json"
 
 JobId = Annotated[
@@ -38,7 +36,3 @@ def body(model: str, example: dict[str, Any]) -> dict[str, Any]:
     """The document of a JSON body that the route parses from its bytes itself."""
     schema = {"$ref": f"#/components/schemas/{model}"}
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, "example": example}}}}
-
-
-def malformed(detail: str) -> ProblemError:
-    return problem(422, "SYS103", detail)

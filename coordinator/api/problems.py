@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from coordinator.core.problem import MEDIA_TYPE, ProblemError, problem
 from coordinator.core.protocol import Finding
@@ -119,8 +120,17 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         refusal = problem(404, "SYS102", f"There is nothing at {path}.")
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        refusal = problem(405, "SYS109", f"{request.method} is not possible at {path}.")
+        methods = ", ".join(_methods(request))
+        refusal = problem(405, "SYS109", f"{request.method} is not possible at {path}; these are: {methods}.")
+        refusal.headers["Allow"] = methods
+        return problem_response(refusal)
     else:
         refusal = problem(error.status_code, "SYS103", str(error.detail))
     refusal.headers.update(error.headers or {})
     return problem_response(refusal)
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods that the path has; Starlette names those of one route, and a path may have several."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods or ()})

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from coordinator.api.answers import JobId, answer, malformed
+from coordinator.api.answers import JobId, answer
 from coordinator.api.problems import no_such, responses
 from coordinator.api.routing import Guarded
 from coordinator.api.services import Services, ServicesDep
@@ -36,6 +36,10 @@ LOOK_S = 5.0
 SETTLED_S = 3.0
 
 _EVENT_EXAMPLE = 'id: 0.17\nevent: metric\ndata: {"id":17,"attempt":1,"rank":0,"type":"log","step":5}\n\n'
+_OVERVIEW_EXAMPLE = (
+    'event: overview\ndata: {"jobs":[],"replicas":{"items":[],"message":"0 replicas registered"}}\n\n'
+)
+_CURSOR = r"^[0-9]{1,18}\.[0-9]{1,18}$"
 _STREAM_HEADERS = {
     "X-Rankcall-Offset": {
         "schema": {"type": "integer"},
@@ -56,7 +60,7 @@ _STREAM_HEADERS = {
     responses={
         200: {
             "description": "Events `job` (a JobView), `metric` (a MetricView) and `finding` (a Finding)",
-            "content": {EVENTS: {"schema": {"type": "string"}, "example": _EVENT_EXAMPLE}},
+            "content": {EVENTS: {"example": _EVENT_EXAMPLE}},
         },
         **responses(404, 422),
     },
@@ -77,10 +81,7 @@ async def events(
     None is lost and none comes twice over any number of reconnections. A `job` event is the state at that
     moment; it comes at once and whenever it has changed.
     """
-    try:
-        after = Cursor.parse(last_event_id or cursor or "0.0")
-    except ValueError as error:
-        raise malformed(str(error)) from None
+    after = Cursor.parse(last_event_id or cursor or "0.0")
     if await services.store.read(lambda c: queries.job(c, job_id)) is None:
         raise no_such("job", job_id)
     return event_stream(services.feeds.job(job_id, after))
@@ -93,7 +94,7 @@ async def events(
     responses={
         200: {
             "description": "Events `overview`: `{jobs: [JobSummary…], replicas: ReplicaPage}`, at most four a second",
-            "content": {EVENTS: {"schema": {"type": "string"}}},
+            "content": {EVENTS: {"example": _OVERVIEW_EXAMPLE}},
         }
     },
 )
