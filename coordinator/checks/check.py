@@ -30,6 +30,7 @@ from coordinator.checks.subject import (
     Purpose,
     Subject,
     mapping,
+    shown,
     whole,
 )
 from coordinator.core import yaml
@@ -168,7 +169,7 @@ def _brought(given: SubmittedFile | None, found: list[Finding]) -> DeepSpeedUse 
     if given is None:
         return None
     values = deepspeed_file.parse(given.text.encode("utf-8", "surrogatepass"), given.name)
-    return DeepSpeedUse("brought", given.name, _kept(values, found), given.name, "")
+    return DeepSpeedUse("brought", given.name, _kept(values, given.name, found), given.name, "")
 
 
 def _deepspeed_uses(
@@ -190,7 +191,7 @@ def _deepspeed_uses(
     elif isinstance(own, str) and own and brought is None:
         line = document.line("deepspeed")
         values = deepspeed_file.read_file(files, own, file=document.name, key="deepspeed", line=line)
-        uses.append(DeepSpeedUse("axolotl", own, _kept(values, found), document.name, "deepspeed"))
+        uses.append(DeepSpeedUse("axolotl", own, _kept(values, own, found), document.name, "deepspeed"))
     if accelerate_file is not None and accelerate_file.values.get("distributed_type") == "DEEPSPEED":
         uses.append(_accelerate_use(accelerate_file, files, found))
     return tuple(uses)
@@ -203,7 +204,7 @@ def _accelerate_use(document: yaml.Document, files: Files, found: list[Finding])
         key = "deepspeed_config.deepspeed_config_file"
         line = document.line(*key.split("."))
         values = deepspeed_file.read_file(files, path, file=document.name, key=key, line=line)
-        return DeepSpeedUse("accelerate", path, _kept(values, found), document.name, key)
+        return DeepSpeedUse("accelerate", path, _kept(values, path, found), document.name, key)
     # accelerate's own keys, with its defaults (DeepSpeedPlugin)
     zero: dict[str, object] = {"stage": section.get("zero_stage", 2)}
     for what in ("optimizer", "param"):
@@ -213,12 +214,12 @@ def _accelerate_use(document: yaml.Document, files: Files, found: list[Finding])
     return DeepSpeedUse("accelerate", None, {"zero_optimization": zero}, document.name, "deepspeed_config")
 
 
-def _kept(values: object, found: list[Finding]) -> dict[str, object] | None:
+def _kept(values: object, name: str, found: list[Finding]) -> dict[str, object] | None:
     """`values` where they are a mapping; a finding, or another kind of JSON, goes to `found`."""
     if isinstance(values, Finding):
         found.append(values)
     elif isinstance(values, dict):
         return values
     elif values is not None:
-        found.append(finding("CFG023", "the DeepSpeed file holds no mapping"))
+        found.append(finding("CFG023", f"{shown(name)} holds no mapping", file=name))
     return None
