@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -47,6 +47,7 @@ _CONNECT_S = 5.0
 # Held reads answer within 20 s and event streams send a comment every 15 s; what is silent longer is dead.
 _SILENT_S = 120.0
 _MOST_CONNECTIONS = 512
+_BACKLOG = 256
 _PASSED_THROUGH = b"x-rankcall-passed-through"
 
 
@@ -81,17 +82,17 @@ class Proxy:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         if any(name == _PASSED_THROUGH for name, _ in scope["headers"]):
-            await _refuse(send, 508, "The coordinator's address leads back to a replica's proxy.")
+            await _refuse(scope, send, 508, "The coordinator's address leads back to a replica's proxy.")
             return
         url = self._url or await self._located()
         if isinstance(url, Undecided):
-            await _refuse(send, 503, f"The coordinator is not known yet: {url.why}.")
+            await _refuse(scope, send, 503, f"The coordinator is not known yet: {url.why}.")
             return
         try:
             response = await self._client.send(_request(self._client, url, scope, receive), stream=True)
         except httpx.HTTPError as error:
             self._url = None
-            await _refuse(send, 502, f"The coordinator at {url} cannot be reached: {_words(error)}.")
+            await _refuse(scope, send, 502, f"The coordinator at {url} cannot be reached: {_words(error)}.")
             return
         self._url = url
         try:
@@ -187,27 +188,33 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _refuse(send: Send, status: int, detail: str) -> None:
-    problem = {
-        "type": "about:blank",
-        "title": "The coordinator does not answer",
-        "status": status,
-        "detail": detail,
-        "hint": "This replica only passes requests on; look whether the master replica is up, and try again.",
-    }
-    headers = [(b"content-type", b"application/problem+json"), (b"cache-control", b"no-store")]
-    if status == 503:
-        headers.append((b"retry-after", b"2"))
+async def _refuse(scope: Scope, send: Send, status: int, detail: str) -> None:
+    """A problem for a program, two sentences for a person, whose browser tries again by itself."""
+    hint = "This replica only passes requests on; look whether the master replica is up, and try again."
+    wants_page = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+    headers = [(b"cache-control", b"no-store"), (b"retry-after", b"2")]
+    if wants_page:
+        headers += [(b"content-type", b"text/plain; charset=utf-8"), (b"refresh", b"3")]
+        body = f"{detail}\n{hint}\n"
+    else:
+        headers.append((b"content-type", b"application/problem+json"))
+        problem = {
+            "title": "The coordinator does not answer",
+            "status": status,
+            "detail": detail,
+            "hint": hint,
+        }
+        body = json.dumps({"type": "about:blank", **problem})
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(problem).encode()})
+    await send({"type": "http.response.body", "body": body.encode()})
 
 
 def _words(error: Exception) -> str:
     inner: BaseException = error
     while (cause := inner.__cause__ or inner.__context__) is not None:
         inner = cause
-    if isinstance(inner, OSError) and inner.strerror:
-        return inner.strerror.lower()
+    if isinstance(inner, OSError) and inner.errno and inner.errno > 0:
+        return os.strerror(inner.errno).lower()
     return (
         "no answer in time"
         if isinstance(error, httpx.TimeoutException)
@@ -215,17 +222,25 @@ def _words(error: Exception) -> str:
     )
 
 
-def bind_address(settings: AgentSettings, host: str | None) -> str:
-    """Where to listen, by the coordinator's rule: this machine only while there is no token."""
-    if host:
-        return host
-    if settings.token is None:
-        address = settings.address or "127.0.0.1"
-        return address if ipaddress.ip_address(address).is_loopback else "127.0.0.1"
-    return "0.0.0.0"  # noqa: S104  (the deployment's one exposed port; the coordinator asks for the token)
+def listen(host: str | None, port: int, *, has_token: bool) -> socket.socket:
+    """Where to listen, by the coordinator's rule: this machine only while there is no token, else everywhere.
+
+    Raises:
+        OSError: when that cannot be.
+    """
+    if host is None and not has_token:
+        host = "127.0.0.1"
+    if host in (None, "::") and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+        )
+    if host is None:
+        return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)  # noqa: S104
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
-async def serve(settings: AgentSettings, host: str | None) -> None:
+async def serve(settings: AgentSettings, listener: socket.socket) -> None:
     """Until SIGTERM or SIGINT."""
     import uvicorn
 
@@ -234,8 +249,7 @@ async def serve(settings: AgentSettings, host: str | None) -> None:
 
     config = uvicorn.Config(
         Proxy(locate),
-        host=bind_address(settings, host),
-        port=settings.port,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -244,7 +258,7 @@ async def serve(settings: AgentSettings, host: str | None) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
-    await uvicorn.Server(config).serve()
+    await uvicorn.Server(config).serve([listener])
 
 
 def main() -> int:
@@ -253,8 +267,15 @@ def main() -> int:
     except SettingsError as error:
         print(f"rankcall proxy: {error}", file=sys.stderr)
         return 2
+    host = os.environ.get("RANKCALL_HOST") or None
+    try:
+        listener = listen(host, settings.port, has_token=settings.token is not None)
+    except OSError as error:
+        where = f"{host or 'this machine'}, port {settings.port}"
+        print(f"rankcall proxy: the page cannot be served at {where}: {error.strerror}", file=sys.stderr)
+        return 1
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(settings, os.environ.get("RANKCALL_HOST") or None))
+        asyncio.run(serve(settings, listener))
     return 0
 
 
