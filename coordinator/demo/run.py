@@ -35,8 +35,8 @@ from coordinator.listeners import listener_of
 
 # Marks every process of a demo (the training's own environment is cleaned of it; `rankcall up` ends that).
 _MARK = "RANKCALL_DEMO"
-_COORDINATOR_LIMIT_S = 60.0  # a cold import on a busy two-core machine takes 10 s
-_MODEL_LIMIT_S = 180.0
+_COORDINATOR_LIMIT_S = 120.0  # a cold import on a busy two-core machine takes 10 s
+_MODEL_LIMIT_S = 900.0  # 20 s on two idle cores; several times that where others compute
 _LOOK_S = 0.1
 # `rankcall up` ends its replica in at most 8 s by itself.
 _GRACE_S = 12.0

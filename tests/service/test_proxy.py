@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -161,7 +162,7 @@ def test_events_arrive_as_they_come_and_a_visitor_that_leaves_is_noticed(
             if len(arrivals) == 4:
                 break
     assert arrivals[0] < 1.0
-    assert max(later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)) < 1.0
+    assert max(later - earlier for earlier, later in itertools.pairwise(arrivals)) < 1.0
     assert origin.left.wait(5), "the coordinator is told that the reader has gone"
 
 
