@@ -217,8 +217,9 @@ def attempt(
     hostnames: tuple[str, ...] = ("gcube-ft-0", "gcube-ft-1"),
     comparison: tuple[ComparedAnswer, ...] = (),
     summary: str = "",
+    first: int = 0,
 ) -> AttemptState:
-    """An attempt that has come as far as `until`, which is in state `last`."""
+    """An attempt that has come as far as `until`, which is in state `last`; its seats are replicas `first` and on."""
     at = now_at() - 100
     stages: list[StageRecord] = []
     for stage in Stage:
@@ -240,7 +241,13 @@ def attempt(
         )
         at = ended or at
     seats = tuple(
-        Seat(replica_id=f"r-{n:010x}", rank=n, hostname=name, address=f"10.42.9.{126 + n}", gpu_count=1)
+        Seat(
+            replica_id=f"r-{first + n:010x}",
+            rank=n,
+            hostname=name,
+            address=f"10.42.9.{126 + first + n}",
+            gpu_count=1,
+        )
         for n, name in enumerate(hostnames)
     )
     return AttemptState.model_validate(

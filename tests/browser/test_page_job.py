@@ -17,12 +17,12 @@ from coordinator.store import rows
 
 Open = Callable[..., Page]
 
-RUNNING, FAILED, DONE, WAITING = "7f3a91c2", "0badc0de", "600d0000", "aaaa1111"
+RUNNING, MOVING, FAILED, DONE, WAITING = "7f3a91c2", "11fe0000", "0badc0de", "600d0000", "aaaa1111"
 DIGEST = "c8b9a1" + "0" * 58
 
 
 def script() -> Script:
-    players = (Player(0, "gcube-ft-0"), Player(1, "gcube-ft-1"))
+    players = tuple(Player(number, f"gcube-ft-{number}") for number in range(4))
     failed = Finding(
         code="RUN001",
         severity="error",
@@ -59,6 +59,7 @@ def script() -> Script:
             rehearsal.job(
                 RUNNING, "lora-1b", state="running", stage="train", attempts=1, verdict="Training."
             ),
+            rehearsal.job(MOVING, "moving", state="running", stage="train", attempts=1, verdict="Training."),
             rehearsal.job(WAITING, "next", started_at=None),
         ],
         attempts=[
@@ -76,8 +77,13 @@ def script() -> Script:
                 summary="exit code 1",
             ),
             rehearsal.attempt(RUNNING, Stage.TRAIN),
+            rehearsal.attempt(MOVING, Stage.TRAIN, first=2, hostnames=("gcube-ft-2", "gcube-ft-3")),
         ],
-        metrics=[*rehearsal.metrics(DONE, 20), *rehearsal.metrics(RUNNING, 213)],
+        metrics=[
+            *rehearsal.metrics(DONE, 20),
+            *rehearsal.metrics(RUNNING, 213),
+            *rehearsal.metrics(MOVING, 213),
+        ],
         findings=[(FAILED, advice), (FAILED, failed)],
         artifacts={
             DONE: [
@@ -91,31 +97,30 @@ def script() -> Script:
             ]
         },
         logs=[
-            (f"{RUNNING}-1", "r-0000000000", "train.log", b"first line\r\n 10%|#\r 20%|##\r 30%|###"),
-            (f"{RUNNING}-1", "r-0000000001", "train.log", b"said by rank one\n"),
+            (f"{RUNNING}-1", "r-0000000000", "train.log", b"\x1b[32mgreen\x1b[0m and plain\n" * 40),
+            (f"{MOVING}-1", "r-0000000002", "train.log", b"first line\r\n 10%|#\r 20%|##\r 30%|###"),
+            (f"{MOVING}-1", "r-0000000003", "train.log", b"said by rank one\n"),
         ],
     )
 
 
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    script().write(tmp_path)
-    with running(tmp_path, token=None) as coordinator:
-        present = players(coordinator)
-        for player in present:
-            player.report(f"{RUNNING}-1", rehearsal.training())
-        with rehearsal.beating(present):
-            yield coordinator
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    state_dir: Path = tmp_path_factory.mktemp("job")
+    script().write(state_dir)
+    with running(state_dir, token=None) as coordinator, rehearsal.beating(players(coordinator)):
+        yield coordinator
 
 
 def players(coordinator: Coordinator) -> tuple[Player, ...]:
-    """The two replicas of the store, with the tokens they got there."""
+    """The replicas of the store, with the tokens they got there and what they have written; they train."""
     written = script()
     for player in written.players:
         player.url, player.token = coordinator.url, f"token-{player.number}"
         for attempt_id, replica_id, stream, data in written.logs:
             if replica_id == player.replica_id:
                 player.offsets[attempt_id, stream] = len(data)
+        player.report(f"{RUNNING if player.number < 2 else MOVING}-1", rehearsal.training())
     return written.players
 
 
@@ -152,14 +157,14 @@ def test_a_running_job_shows_its_stages_figures_and_replicas(
 def test_steps_log_lines_and_findings_arrive_without_a_reload(
     coordinator: Coordinator, open_page: Open
 ) -> None:
-    page = open_page(f"{coordinator.url}/jobs/{RUNNING}")
+    page = open_page(f"{coordinator.url}/jobs/{MOVING}")
     log = page.get_by_role("log")
     expect(log).to_contain_text("30%|###")
     expect(log).not_to_contain_text("10%|#")
     expect(log.locator(".log-line").first).to_have_text("first line")
-    zero, one = players(coordinator)
+    zero, one = players(coordinator)[2:]
     zero.report(
-        f"{RUNNING}-1",
+        f"{MOVING}-1",
         rehearsal.training(),
         train_log=b"\r 100%|##########|\nloss fell\n",
         progress_0=rehearsal.lines(rehearsal.record(214, loss=1.1111)),
@@ -172,7 +177,7 @@ def test_steps_log_lines_and_findings_arrive_without_a_reload(
     page.get_by_label("Rank", exact=True).select_option("1")
     expect(log).to_contain_text("said by rank one")
     expect(log).not_to_contain_text("loss fell")
-    one.report(f"{RUNNING}-1", rehearsal.training(), train_log=b"and again\n")
+    one.report(f"{MOVING}-1", rehearsal.training(), train_log=b"and again\n")
     expect(log).to_contain_text("and again")
 
 

@@ -75,12 +75,8 @@ FOCUSED = """() => {
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     state_dir: Path = tmp_path_factory.mktemp("layout")
     job.script().write(state_dir)
-    with running(state_dir, token=None) as coordinator:
-        present = job.players(coordinator)
-        for player in present:
-            player.report(f"{job.RUNNING}-1", rehearsal.training())
-        with rehearsal.beating(present):
-            yield coordinator
+    with running(state_dir, token=None) as coordinator, rehearsal.beating(job.players(coordinator)):
+        yield coordinator
 
 
 def settled(page: Page) -> None:
@@ -98,8 +94,7 @@ def test_every_page_is_readable_at_every_width(
 ) -> None:
     page = open_page(f"{coordinator.url}/{PAGES[name]}", color_scheme=scheme)
     settled(page)
-    for details in page.locator("details").all():
-        details.evaluate("(node) => { node.open = true; }")
+    page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
     assert page.evaluate(POOR_CONTRAST) == []
     for width in (1280, 900, 390, 320):
         page.set_viewport_size({"width": width, "height": 844})

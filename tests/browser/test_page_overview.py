@@ -123,12 +123,10 @@ def test_a_viewer_may_look_but_is_offered_nothing_to_change(
     expect(page.get_by_role("button", name="Cancel", exact=True)).to_have_count(0)
 
 
-@pytest.mark.parametrize(
-    "where", ["https://evil.example/", "//evil.example", "jobs/../../x", "javascript:alert(1)"]
-)
-def test_signing_in_never_leads_to_another_site(guarded: Coordinator, open_page: Open, where: str) -> None:
-    page = open_page(f"{guarded.url}/sign-in?next={where}")
-    page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Sign in").click()
-    expect(page.locator(".verdict-line")).to_be_visible()
-    assert page.url == f"{guarded.url}/"
+def test_signing_in_never_leads_to_another_site(guarded: Coordinator, open_page: Open) -> None:
+    for where in ("https://evil.example/", "//evil.example", "jobs/../../x", "javascript:alert(1)"):
+        page = open_page(f"{guarded.url}/sign-in?next={where}")
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.locator(".verdict-line")).to_be_visible()
+        assert page.url == f"{guarded.url}/"
