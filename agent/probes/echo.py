@@ -41,36 +41,86 @@ def greeting(nonce: bytes, payload_bytes: int) -> bytes:
     return GREETING.pack(MAGIC, len(nonce), payload_bytes) + nonce
 
 
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    """The server's answer.
+def parse_answer(data: bytes | bytearray) -> tuple[Answer, int] | None:
+    """The answer at the beginning of `data` and its length; None while it is not whole.
 
     Raises:
-        NotEcho: something else answered.
-        asyncio.IncompleteReadError: the connection ended first.
+        NotEcho: something else answered. The first bytes are enough: a proxy's error page may be short.
     """
-    head = await reader.readexactly(1)
-    # A proxy's error page may be shorter than our answer: the first byte is enough to tell them apart.
-    if head != MAGIC[:1]:
-        raise NotEcho(head + await reader.read(200))
-    head += await reader.readexactly(ANSWER.size - 1)
-    magic, id_length, seen_length, nonce_length = ANSWER.unpack(head)
-    if magic != MAGIC:
-        raise NotEcho(head)
-    body = await reader.readexactly(id_length + seen_length + nonce_length)
+    if data[: len(MAGIC)] != MAGIC[: len(data)]:
+        raise NotEcho(bytes(data[:200]))
+    if len(data) < ANSWER.size:
+        return None
+    _, id_length, seen_length, nonce_length = ANSWER.unpack_from(data)
+    seen_at = ANSWER.size + id_length
+    nonce_at = seen_at + seen_length
+    end = nonce_at + nonce_length
+    if len(data) < end:
+        return None
+    replica_id = data[ANSWER.size : seen_at].decode("utf-8", "replace")
     return Answer(
-        replica_id=body[:id_length].decode("utf-8", "replace"),
-        seen_as=body[id_length : id_length + seen_length].decode("utf-8", "replace"),
-        nonce=body[id_length + seen_length :],
-    )
+        replica_id, data[seen_at:nonce_at].decode("utf-8", "replace"), bytes(data[nonce_at:end])
+    ), end
+
+
+class _Exchange(asyncio.Protocol):
+    """The server's side of one connection."""
+
+    def __init__(self, server: EchoServer) -> None:
+        self._server = server
+        self._received = bytearray()
+        self._greeted = False
+        self._payload_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._limit = asyncio.get_running_loop().call_later(EXCHANGE_S, transport.abort)
+        self._server.exchanges.add(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 the prober judges the link
+        self._limit.cancel()
+        self._server.exchanges.discard(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if not self._greeted and not self._greet():
+            return
+        if 0 < self._payload_bytes <= len(self._received):
+            self._transport.write(RECEIVED)
+            self._transport.write(bytes(self._received[: self._payload_bytes]))
+            self._payload_bytes = 0
+        # The prober closes: this side has nothing to say after that.
+
+    def _greet(self) -> bool:
+        if len(self._received) < GREETING.size:
+            if not MAGIC.startswith(self._received[: len(MAGIC)]):
+                self._transport.abort()
+            return False
+        magic, nonce_bytes, payload_bytes = GREETING.unpack_from(self._received)
+        if magic != MAGIC or nonce_bytes > NONCE_LIMIT_BYTES or payload_bytes > PAYLOAD_LIMIT_BYTES:
+            self._transport.abort()
+            return False
+        end = GREETING.size + nonce_bytes
+        if len(self._received) < end:
+            return False
+        nonce = bytes(self._received[GREETING.size : end])
+        del self._received[:end]
+        seen_as = str(self._transport.get_extra_info("peername")[0]).removeprefix("::ffff:").encode()
+        replica_id = self._server.replica_id
+        head = ANSWER.pack(MAGIC, len(replica_id), len(seen_as), len(nonce))
+        self._transport.write(head + replica_id + seen_as + nonce)
+        self._greeted, self._payload_bytes = True, payload_bytes
+        return True
 
 
 class EchoServer:
     """A listening echo server. `port` is where peers find it; `aclose()` ends it and its connections."""
 
     def __init__(self, replica_id: str) -> None:
-        self._replica_id = replica_id.encode()[:255]
+        self.replica_id = replica_id.encode()[:255]
+        self.exchanges: set[asyncio.Transport] = set()
         self._server: asyncio.Server | None = None
-        self._exchanges: set[asyncio.Task[None]] = set()
         self.port = 0
 
     async def listen(self, host: str | None, port: int) -> None:
@@ -81,44 +131,15 @@ class EchoServer:
         """
         sock = _listener(host, port)
         self.port = int(sock.getsockname()[1])
-        self._server = await asyncio.start_server(self._accept, sock=sock, backlog=BACKLOG)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Exchange(self), sock=sock, backlog=BACKLOG)
 
     async def aclose(self) -> None:
         if self._server is not None:
             self._server.close()
-        for exchange in tuple(self._exchanges):
-            exchange.cancel()
-        await asyncio.gather(*self._exchanges, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        exchange = asyncio.current_task()
-        assert exchange is not None
-        self._exchanges.add(exchange)
-        try:
-            async with asyncio.timeout(EXCHANGE_S):
-                await self._exchange(reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the prober judges the link; this side only answers
-        finally:
-            self._exchanges.discard(exchange)
-            writer.close()
-
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        magic, nonce_length, payload_bytes = GREETING.unpack(await reader.readexactly(GREETING.size))
-        if magic != MAGIC or nonce_length > NONCE_LIMIT_BYTES or payload_bytes > PAYLOAD_LIMIT_BYTES:
-            return
-        nonce = await reader.readexactly(nonce_length)
-        seen_as = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:").encode()
-        head = ANSWER.pack(MAGIC, len(self._replica_id), len(seen_as), len(nonce))
-        writer.write(head + self._replica_id + seen_as + nonce)
-        if payload_bytes:
-            payload = await reader.readexactly(payload_bytes)
-            writer.write(RECEIVED)
-            writer.write(payload)
-        await writer.drain()
-        # The prober closes first, so that the many short-lived ports stay on its side.
-        with contextlib.suppress(OSError):
-            await reader.read(1)
+        for transport in tuple(self.exchanges):
+            transport.abort()
+        await asyncio.sleep(0)
 
 
 async def serve(replica_id: str, host: str | None = None, port: int = 0) -> EchoServer:

@@ -7,11 +7,13 @@ busy. Sockets of other containers in the same network namespace (sidecars in a p
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_ESTABLISHED, _SYN_SENT, _LISTEN = "01", "02", "0A"
+_ESTABLISHED, _SYN_SENT, _SYN_RECEIVED, _TIME_WAIT, _LISTEN = "01", "02", "03", "06", "0A"
 
 # Ports that only a service mesh's proxy uses (Istio and Linkerd, from their documentation); each pair is
 # enough evidence together, because one alone may be anybody's.
@@ -31,10 +33,11 @@ class Socket:
     state: str
     uid: int
     inode: int
+    peer: str = ""  # the other side's address, as the kernel writes it in hexadecimal
 
 
 def table(root: Path = Path("/proc/net")) -> tuple[Socket, ...]:
-    """All TCP sockets of this network namespace; empty where the table cannot be read."""
+    """TCP sockets of this network namespace but those in TIME_WAIT; empty where the table cannot be read."""
     rows: list[Socket] = []
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -44,9 +47,13 @@ def table(root: Path = Path("/proc/net")) -> tuple[Socket, ...]:
 
 def _parse(lines: Iterable[str]) -> Iterable[Socket]:
     for line in lines:
+        # Closed connections are most of a busy machine's table, and nobody's.
+        if line.split(None, 4)[3:4] == [_TIME_WAIT]:
+            continue
         field = line.split()
         if len(field) > 9:
-            yield Socket(int(field[1].rsplit(":", 1)[1], 16), field[3], int(field[7]), int(field[9]))
+            port = int(field[1].rsplit(":", 1)[1], 16)
+            yield Socket(port, field[3], int(field[7]), int(field[9]), field[2].rsplit(":", 1)[0])
 
 
 def occupied(rows: Iterable[Socket]) -> dict[int, Socket]:
@@ -66,6 +73,22 @@ def occupied(rows: Iterable[Socket]) -> dict[int, Socket]:
 
 def listening(rows: Iterable[Socket]) -> frozenset[int]:
     return frozenset(row.port for row in rows if row.state == _LISTEN)
+
+
+def half_open(rows: Iterable[Socket]) -> frozenset[str]:
+    """Addresses whose connect reached us while our answer does not reach them.
+
+    Seen at a moment when such a peer still tries, it tells in which direction packets are lost.
+    """
+    return frozenset(_address(row.peer) for row in rows if row.state == _SYN_RECEIVED)
+
+
+def _address(written: str) -> str:
+    """The kernel writes addresses as 32-bit words in the machine's byte order."""
+    words = [int(written[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(written), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
 
 
 def sidecars(rows: Iterable[Socket]) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The tcp probe: this replica's half of the N×N mesh. Called by the agent for a `TcpTask`.
 
-Every target is greeted, must answer with its own replica id and our nonce, take a payload and give it back,
-each step with a time limit far below the stage's. What went wrong is one word of `Fault`, so that
-`coordinator/preflight/verdict.py` can tell a firewall from a sidecar from a lost large packet.
+Every target is greeted, must answer with its own replica id and our nonce, take a payload and give it back.
+What went wrong is one word of `Fault`, so that `coordinator/preflight/verdict.py` can tell a firewall from a
+sidecar from a lost large packet. All links are driven by one selector in a thread of their own: a link costs
+little, is timed without the agent's other work, and stands still only when nothing moves on it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import math
+import ipaddress
 import os
+import selectors
+import socket
+import statistics
+import struct
 import time
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,7 +40,7 @@ class Fault(StrEnum):
     LOST_OUT = "lost_out"  # small messages pass, the payload does not get there
     LOST_BACK = "lost_back"  # the payload got there and does not come back
     CORRUPT = "corrupt"  # what came back is not what was sent
-    UNTRIED = "untried"  # the task's time was up before this link's turn
+    UNTRIED = "untried"  # the task's time was up before this link had its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +48,25 @@ class Limits:
     """Judgements about time and load.
 
     Attributes:
-        link_s: one link, one try; a lost first packet of a connection is repeated after 1 and 3 s.
+        still_s: a link on which nothing moves for so long has failed; a lost first packet of a connection is
+            repeated after 1 and 3 s.
         share: part of the task's deadline this probe uses; the rest is for the report's way.
-        at_once: links in work at a time; enough that 64 replicas need two rounds.
+        at_once: links that are moving at a time: enough to be quick, few enough to load nobody.
+        parked_s: a link that waits for so long no longer counts as moving, so that dead ones do not hold up
+            the others.
         pause_s: before a failed link is tried again.
         large_bytes: payload of a link that is not sampled: several packets even of jumbo size.
+        slower, measured_again: a link so many times slower than the median is measured again, alone.
     """
 
-    link_s: float = 5.0
+    still_s: float = 5.0
     share: float = 0.7
-    at_once: int = 32
+    at_once: int = 8
+    parked_s: float = 0.25
     pause_s: float = 0.3
     large_bytes: int = 32 * 1024
+    slower: float = 4.0
+    measured_again: int = 2
 
 
 LIMITS = Limits()
@@ -60,140 +74,199 @@ _FINAL = frozenset({Fault.WRONG_REPLICA, Fault.NOT_ECHO})  # a second try says t
 _UNREACHABLE = frozenset(
     {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
 )
+_READ_BYTES = 256 * 1024
+_MIN_RTT_AT, _TCP_INFO_BYTES = 148, 152  # tcpi_min_rtt in struct tcp_info of linux/tcp.h, in microseconds
+_NO_FAREWELL = struct.pack("ii", 1, 0)
 
 
 async def probe(task: TcpTask, replica_id: str, limits: Limits = LIMITS) -> TcpResult:
     """Probe all targets of `task` as `replica_id`; never raises, never outlasts `task.deadline_s`."""
-    until = time.monotonic() + task.deadline_s * limits.share
-    targets = [target for target in task.targets if target.replica_id != replica_id]
-    rounds = max(1, math.ceil(len(targets) / limits.at_once))
-    link_s = min(limits.link_s, task.deadline_s * limits.share / (2 * rounds))  # 2: each may be tried twice
-    turn = asyncio.Semaphore(limits.at_once)
-    payload = os.urandom(max(task.payload_bytes, limits.large_bytes))
-
-    async def one(target: Member) -> LinkResult:
-        sampled = task.sampled is None or target.replica_id in task.sampled
-        size_bytes = task.payload_bytes if sampled else min(task.payload_bytes, limits.large_bytes)
-        nonce = hashlib.sha256(f"{task.nonce} {replica_id} {target.replica_id}".encode()).digest()[:16]
-        async with turn:
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return _failed(target, Fault.UNTRIED, "the task's time was up before this link's turn")
-            link = await _exchange(target, nonce, payload[:size_bytes], min(link_s, left_s), sampled)
-        if link.ok or link.fault in _FINAL:
-            return link
-        await asyncio.sleep(limits.pause_s)
-        async with turn:
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return link
-            again = await _exchange(target, nonce, payload[:size_bytes], min(link_s, left_s), sampled)
-        return again.model_copy(update={"tries": 2})
-
-    links, (port, holders, meshes) = await asyncio.gather(
-        asyncio.gather(*(one(target) for target in targets)),
-        asyncio.to_thread(_look_around, task.port_candidates),
-    )
-    return TcpResult(links=tuple(links), rendezvous_port=port, port_holders=holders, sidecars=meshes)
+    return await asyncio.to_thread(_probe, task, replica_id, limits)
 
 
-def _look_around(candidates: tuple[int, ...]) -> tuple[int | None, dict[int, str], tuple[str, ...]]:
+def _probe(task: TcpTask, replica_id: str, limits: Limits) -> TcpResult:
+    links = _Mesh(task, replica_id, limits).run()
     rows = sockets.table()
-    port, holders = sockets.first_free(candidates, rows)
-    return port, holders, sockets.sidecars(rows)
+    port, holders = sockets.first_free(task.port_candidates, rows)
+    half_open = sockets.half_open(rows)
+    links = tuple(
+        link.model_copy(update={"half_open": True})
+        if link.fault == Fault.TIMED_OUT and link.address in half_open
+        else link
+        for link in links
+    )
+    return TcpResult(links=links, rendezvous_port=port, port_holders=holders, sidecars=sockets.sidecars(rows))
 
 
-class _Stop(Exception):
-    """A link has failed: which fault, and what was seen."""
+class _Link:
+    """One try at one target. `finished` is set once there is a result."""
 
-    def __init__(self, fault: Fault, seen: str, answered_by: str | None = None) -> None:
-        super().__init__(seen)
-        self.fault = fault
-        self.answered_by = answered_by
+    def __init__(self, target: Member, nonce: bytes, payload: bytes, *, sampled: bool, tries: int) -> None:
+        self.target = target
+        self.nonce = nonce
+        self.payload = payload
+        self.sampled = sampled
+        self.tries = tries
+        self.finished: LinkResult | None = None
+        self.wants = selectors.EVENT_WRITE
+        self.began = self.moved = time.monotonic()
+        self.sock: socket.socket | None = None
+        self._late, self._ended = Fault.TIMED_OUT, Fault.REFUSED
+        self._stepped = self.began
+        self._sending = memoryview(b"")
+        self._received = bytearray()
+        self._known: dict[str, float | str] = {}
 
+    def start(self) -> None:
+        """Begin to connect; may already finish, where the network says no at once."""
+        try:
+            address = ipaddress.ip_address(self.target.address)
+            family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock.setblocking(False)
+            code = self.sock.connect_ex((str(address), self.target.echo_port))
+        except (OSError, ValueError, OverflowError) as problem:
+            self._fail(Fault.UNREACHABLE, str(problem))
+            return
+        if code not in (0, errno.EINPROGRESS):
+            self._broken(OSError(code, os.strerror(code)))
 
-class _Trace:
-    """How far one exchange has come. The fault to report if time runs out or the connection ends now."""
+    def step(self, events: int) -> None:
+        """The socket is ready for `events`: move on."""
+        self.moved = time.monotonic()
+        try:
+            if self._late is Fault.TIMED_OUT:
+                self._connected()
+            if events & selectors.EVENT_WRITE and self._sending:
+                self._sending = self._sending[self._socket.send(self._sending) :]
+            if events & selectors.EVENT_READ:
+                self._read()
+        except BlockingIOError:
+            pass
+        except OSError as problem:
+            self._broken(problem)
+        except echo.NotEcho as other:
+            self._fail(Fault.NOT_ECHO, f"the answer begins with {other.args[0][:60]!r}")
+        self.wants = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._sending else 0)
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.late = Fault.TIMED_OUT
-        self.ended = Fault.REFUSED
-        self.known: dict[str, float | str] = {}
+    def stand_still(self, seconds: float) -> None:
+        """Nothing moved for too long."""
+        self._fail(self._late, f"{_LATE[self._late]} within {seconds:.1f} s")
 
-    def step(self, *, late: Fault, ended: Fault) -> float:
-        """Enter the next step and say how long the last one took."""
+    def close(self) -> None:
+        if self.sock is not None:
+            # With a reset instead of a farewell no port of ours stays in TIME_WAIT.
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_FAREWELL)
+            self.sock.close()
+
+    @property
+    def _socket(self) -> socket.socket:
+        assert self.sock is not None
+        return self.sock
+
+    def _connected(self) -> None:
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        self._known["connect_s"] = self._next(late=Fault.SILENT, ended=Fault.CLOSED)
+        self._known["source"] = str(self._socket.getsockname()[0])
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sending = memoryview(echo.greeting(self.nonce, len(self.payload)))
+
+    def _read(self) -> None:
+        data = self._socket.recv(_READ_BYTES)
+        if not data:
+            self._fail(self._ended, f"the connection was closed {_WHEN[self._ended]}")
+            return
+        self._received += data
+        if self._late is Fault.SILENT:
+            self._greeted()
+        if self._late is Fault.LOST_OUT and len(self._received) >= len(echo.RECEIVED):
+            self._arrived()
+        if self._late is Fault.LOST_BACK and len(self._received) >= len(self.payload):
+            self._returned()
+
+    def _greeted(self) -> None:
+        parsed = echo.parse_answer(self._received)
+        if parsed is None:
+            return
+        answer, end = parsed
+        del self._received[:end]
+        self._known["rtt_s"] = self._next(late=Fault.LOST_OUT, ended=Fault.LOST_OUT)
+        self._known["seen_as"] = answer.seen_as
+        if answer.nonce != self.nonce:
+            self._fail(Fault.CORRUPT, "the nonce came back changed")
+        elif answer.replica_id != self.target.replica_id:
+            self._known["answered_by"] = answer.replica_id
+            self._fail(Fault.WRONG_REPLICA, f"replica {answer.replica_id} answered at {self.target.address}")
+        elif self.payload:
+            self._sending = memoryview(self.payload)
+        else:
+            self._succeed()
+
+    def _arrived(self) -> None:
+        if self._received[: len(echo.RECEIVED)] != echo.RECEIVED:
+            self._fail(Fault.CORRUPT, "the payload was not acknowledged in our protocol")
+            return
+        del self._received[: len(echo.RECEIVED)]
+        out_s = self._next(late=Fault.LOST_BACK, ended=Fault.LOST_BACK)
+        if self.sampled:
+            self._known["bytes_per_s"] = len(self.payload) / max(out_s, 1e-6)
+
+    def _returned(self) -> None:
+        if self._received != self.payload:
+            self._fail(Fault.CORRUPT, "the payload came back changed")
+            return
+        back_s = self._next(late=Fault.LOST_BACK, ended=Fault.LOST_BACK)
+        if self.sampled:
+            self._known["return_bytes_per_s"] = len(self.payload) / max(back_s, 1e-6)
+        self._correct()
+        self._succeed()
+
+    def _correct(self) -> None:
+        """The kernel times packets themselves; our own figure includes how busy both machines are."""
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            (trip_us,) = struct.unpack_from("I", info, _MIN_RTT_AT)
+        except (OSError, struct.error):  # a sandboxed kernel may not have it
+            return
+        if 0 < trip_us < 1 << 31:
+            self._known["rtt_s"] = min(float(self._known["rtt_s"]), trip_us / 1e6)
+
+    def _next(self, *, late: Fault, ended: Fault) -> float:
+        """Enter the next step, with the faults of standing still and of ending in it; the last one's seconds."""
         now = time.monotonic()
-        took_s, self.began = now - self.began, now
-        self.late, self.ended = late, ended
+        took_s, self._stepped = now - self._stepped, now
+        self._late, self._ended = late, ended
         return took_s
 
+    def _broken(self, problem: OSError) -> None:
+        number = problem.errno or 0
+        if number in _UNREACHABLE:
+            self._fail(Fault.UNREACHABLE, os.strerror(number).lower())
+        elif number == errno.ETIMEDOUT:
+            self._fail(self._late, os.strerror(number).lower())
+        elif self._late is Fault.TIMED_OUT:
+            self._fail(Fault.REFUSED, os.strerror(number).lower())
+        else:
+            self._fail(self._ended, f"the connection was reset {_WHEN[self._ended]}")
 
-async def _exchange(
-    target: Member, nonce: bytes, payload: bytes, limit_s: float, sampled: bool
-) -> LinkResult:
-    trace = _Trace()
-    try:
-        async with asyncio.timeout(limit_s):
-            await _converse(target, nonce, payload, trace)
-    except TimeoutError:
-        return _failed(target, trace.late, f"{_LATE[trace.late]} within {limit_s:.1f} s", trace)
-    except _Stop as stop:
-        return _failed(target, stop.fault, str(stop), trace, stop.answered_by)
-    except asyncio.IncompleteReadError:
-        return _failed(target, trace.ended, f"the connection was closed {_WHEN[trace.ended]}", trace)
-    except ConnectionResetError:
-        return _failed(target, trace.ended, f"the connection was reset {_WHEN[trace.ended]}", trace)
-    except ConnectionRefusedError:
-        return _failed(target, Fault.REFUSED, "connection refused", trace)
-    except (OSError, ValueError) as problem:
-        number = getattr(problem, "errno", None)
-        fault = Fault.UNREACHABLE if number in _UNREACHABLE else trace.ended
-        seen = os.strerror(number) if number else str(problem)
-        return _failed(target, fault, seen.lower(), trace)
-    known = (
-        trace.known if sampled else {k: v for k, v in trace.known.items() if not k.endswith("bytes_per_s")}
-    )
-    return LinkResult.model_validate(
-        {"replica_id": target.replica_id, "address": target.address, "ok": True, **known}
-    )
+    def _fail(self, fault: Fault, error: str) -> None:
+        self._finish(ok=False, fault=str(fault), error=error)
 
+    def _succeed(self) -> None:
+        self._finish(ok=True)
 
-async def _converse(target: Member, nonce: bytes, payload: bytes, trace: _Trace) -> None:
-    reader, writer = await asyncio.open_connection(target.address, target.echo_port)
-    try:
-        trace.known["connect_s"] = trace.step(late=Fault.SILENT, ended=Fault.CLOSED)
-        trace.known["source"] = str(writer.get_extra_info("sockname")[0])
-        writer.write(echo.greeting(nonce, len(payload)))
-        try:
-            answer = await echo.read_answer(reader)
-        except echo.NotEcho as other:
-            raise _Stop(Fault.NOT_ECHO, f"the answer begins with {other.args[0][:60]!r}") from None
-        trace.known["rtt_s"] = trace.step(late=Fault.LOST_OUT, ended=Fault.LOST_OUT)
-        trace.known["seen_as"] = answer.seen_as
-        if answer.nonce != nonce:
-            raise _Stop(Fault.CORRUPT, "the nonce came back changed")
-        if answer.replica_id != target.replica_id:
-            seen = f"replica {answer.replica_id} answered at {target.address}"
-            raise _Stop(Fault.WRONG_REPLICA, seen, answered_by=answer.replica_id)
-        if payload:
-            await _carry(reader, writer, payload, trace)
-    finally:
-        writer.transport.abort()  # what is still unsent on a dead link must not linger
-
-
-async def _carry(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, payload: bytes, trace: _Trace
-) -> None:
-    writer.write(payload)
-    if await reader.readexactly(len(echo.RECEIVED)) != echo.RECEIVED:
-        raise _Stop(Fault.CORRUPT, "the payload was not acknowledged in our protocol")
-    out_s = trace.step(late=Fault.LOST_BACK, ended=Fault.LOST_BACK)
-    if await reader.readexactly(len(payload)) != payload:
-        raise _Stop(Fault.CORRUPT, "the payload came back changed")
-    back_s = trace.step(late=Fault.LOST_BACK, ended=Fault.LOST_BACK)
-    trace.known["bytes_per_s"] = len(payload) / max(out_s, 1e-6)
-    trace.known["return_bytes_per_s"] = len(payload) / max(back_s, 1e-6)
+    def _finish(self, **outcome: object) -> None:
+        self.finished = LinkResult.model_validate(
+            {
+                "replica_id": self.target.replica_id,
+                "address": self.target.address,
+                "tries": self.tries,
+                **self._known,
+                **outcome,
+            }
+        )
 
 
 _LATE = {
@@ -203,25 +276,130 @@ _LATE = {
     Fault.LOST_BACK: "the large payload arrived and did not come back",
 }
 _WHEN = {
-    Fault.REFUSED: "while connecting",
     Fault.CLOSED: "before any answer",
     Fault.LOST_OUT: "while the payload was on its way out",
     Fault.LOST_BACK: "while the payload was on its way back",
 }
 
 
-def _failed(
-    target: Member, fault: Fault, error: str, trace: _Trace | None = None, answered_by: str | None = None
-) -> LinkResult:
-    known = trace.known if trace else {}
-    return LinkResult.model_validate(
-        {
-            "replica_id": target.replica_id,
-            "address": target.address,
-            "ok": False,
-            "error": error,
-            "fault": str(fault),
-            "answered_by": answered_by,
-            **known,
-        }
-    )
+def _better(one: LinkResult, other: LinkResult) -> LinkResult:
+    """Of a link that was measured twice: the better figures of both."""
+    if not other.ok:
+        return one
+    speeds = {
+        name: max(getattr(one, name) or 0.0, getattr(other, name) or 0.0)
+        for name in ("bytes_per_s", "return_bytes_per_s")
+    }
+    return one.model_copy(update={**speeds, "rtt_s": min(one.rtt_s or 0.0, other.rtt_s or 0.0)})
+
+
+class _Mesh:
+    """All links of one replica, driven to their end by one selector."""
+
+    def __init__(self, task: TcpTask, replica_id: str, limits: Limits) -> None:
+        self._task = task
+        self._me = replica_id
+        self._limits = limits
+        self._until = time.monotonic() + task.deadline_s * limits.share
+        # A quarter of the time at most, so that a dead link can stand still twice.
+        self._still_s = min(limits.still_s, task.deadline_s * limits.share / 2.5)
+        self._payload = os.urandom(max(task.payload_bytes, limits.large_bytes))
+        self._selector = selectors.DefaultSelector()
+        self._working: set[_Link] = set()
+        self._results: dict[tuple[str, str], LinkResult] = {}
+
+    def run(self) -> tuple[LinkResult, ...]:
+        targets = [target for target in self._task.targets if target.replica_id != self._me]
+        try:
+            self._drive(targets, self._limits.at_once)
+            for _ in range(self._limits.measured_again):
+                self._drive(self._slow(targets), 1)
+        finally:
+            for link in self._working:
+                link.close()
+            self._selector.close()
+        return tuple(self._result(target) for target in targets)
+
+    def _drive(self, targets: Iterable[Member], at_once: int) -> None:
+        waiting = deque((target, 1, 0.0) for target in targets)
+        while (waiting or self._working) and time.monotonic() < self._until:
+            self._begin(waiting, at_once)
+            self._turn(waiting)
+            for link in [link for link in self._working if link.finished]:
+                self._end(link, waiting)
+
+    def _slow(self, targets: Iterable[Member]) -> list[Member]:
+        """Links far slower than the others: perhaps only because this moment was busy."""
+        speeds = {key: seen.bytes_per_s for key, seen in self._results.items() if seen.bytes_per_s}
+        if len(speeds) < 2:
+            return []
+        limit = statistics.median(speeds.values()) / self._limits.slower
+        return [t for t in targets if speeds.get((t.replica_id, t.address), limit) < limit]
+
+    def _begin(self, waiting: deque[tuple[Member, int, float]], at_once: int) -> None:
+        """Start links while few are moving. Those that failed before wait at the end of the queue."""
+        now = time.monotonic()
+        moving = sum(now - max(link.began, link.moved) < self._limits.parked_s for link in self._working)
+        while waiting and moving < at_once and waiting[0][2] <= now:
+            target, tries, _ = waiting.popleft()
+            sampled = self._task.sampled is None or target.replica_id in self._task.sampled
+            size_bytes = self._task.payload_bytes
+            if not sampled:
+                size_bytes = min(size_bytes, self._limits.large_bytes)
+            nonce = hashlib.sha256(f"{self._task.nonce} {self._me} {target.replica_id}".encode()).digest()[
+                :16
+            ]
+            link = _Link(target, nonce, self._payload[:size_bytes], sampled=sampled, tries=tries)
+            self._working.add(link)
+            link.start()
+            if link.finished is None and link.sock is not None:
+                self._selector.register(link.sock, link.wants, link)
+            moving += 1
+
+    def _turn(self, waiting: Iterable[object]) -> None:
+        """Wait for what moves, and give up what does not."""
+        waited = time.monotonic()
+        patience_s = 0.02 if waiting else 0.1
+        events = self._selector.select(patience_s if self._working else self._limits.pause_s / 4)
+        now = time.monotonic()
+        # Time in which this thread itself did not run is nobody's fault.
+        starved_s = max(0.0, now - waited - 2 * patience_s) if not events else 0.0
+        for key, mask in events:
+            link: _Link = key.data
+            wanted = link.wants
+            link.step(mask)
+            if link.finished is None and link.wants != wanted:
+                self._selector.modify(key.fileobj, link.wants, link)
+        for link in self._working:
+            link.moved += starved_s
+            if link.finished is None and now - link.moved > self._still_s:
+                link.stand_still(self._still_s)
+
+    def _end(self, link: _Link, waiting: deque[tuple[Member, int, float]]) -> None:
+        assert link.finished is not None
+        self._working.discard(link)
+        if link.sock is not None:
+            if link.sock in self._selector.get_map():
+                self._selector.unregister(link.sock)
+            link.close()
+        result = link.finished
+        key = (link.target.replica_id, link.target.address)
+        before = self._results.get(key)
+        if before is not None and before.ok:
+            self._results[key] = _better(before, result)
+            return
+        self._results[key] = result
+        if not result.ok and result.fault not in _FINAL and link.tries == 1:
+            waiting.append((link.target, 2, time.monotonic() + self._limits.pause_s))
+
+    def _result(self, target: Member) -> LinkResult:
+        found = self._results.get((target.replica_id, target.address))
+        if found is not None:
+            return found
+        return LinkResult(
+            replica_id=target.replica_id,
+            address=target.address,
+            ok=False,
+            fault=str(Fault.UNTRIED),
+            error="the task's time was up before this link had an answer",
+        )

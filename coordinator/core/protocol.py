@@ -312,6 +312,8 @@ class LinkResult(Message):
         tries: 2 where the first try failed and was repeated.
         source: the prober's own address on this link; `seen_as`: what the other side saw it come from.
         answered_by: the replica that echoed, when it is another than the one asked for.
+        half_open: of a connect that timed out: the target's own connect reached the prober, so it is the
+            prober's packets that are lost.
     """
 
     replica_id: str
@@ -327,6 +329,7 @@ class LinkResult(Message):
     source: str | None = None
     seen_as: str | None = None
     answered_by: str | None = None
+    half_open: bool = False
 
 
 class TcpResult(Message):

@@ -106,14 +106,21 @@ def _links(replicas: Sequence[str], results: Mapping[str, TcpResult]) -> dict[Li
 
 
 def _directed(bad: set[Link], links: Mapping[Link, LinkResult]) -> set[Link]:
-    """A payload that was lost on its way back speaks of the other direction, if that failed as well."""
-    turned = set(bad)
+    """The failing links that are at fault themselves.
+
+    One direction that loses packets makes both fail: a payload "lost on its way back", or an answer to a
+    connect, went the other way. Where that can be told, the innocent direction is left out.
+    """
+    innocent: set[Link] = set()
     for source, target in bad:
-        seen = links[(source, target)]
-        back = links.get((target, source))
-        if seen.fault == "lost_back" and back is not None and back.fault == "lost_out":
-            turned.discard((source, target))
-    return turned
+        seen, back = links[(source, target)], links.get((target, source))
+        if back is None or (target, source) not in bad:
+            continue
+        lost_there = seen.fault == "lost_back" and back.fault == "lost_out"
+        answer_lost = seen.fault == back.fault == "timed_out" and back.half_open and not seen.half_open
+        if lost_there or answer_lost:
+            innocent.add((source, target))
+    return bad - innocent
 
 
 def _untried(result: TcpResult | None) -> int:
@@ -174,7 +181,7 @@ def _scope_words(trouble: Trouble, names: Mapping[str, str]) -> str:
         case Scope.LINK:
             return f"the link between {who[0]} and {who[1]} fails both ways"
         case Scope.DIRECTION:
-            return f"{who[0]} does not reach {who[1]}, while the other direction works"
+            return f"packets from {who[0]} do not reach {who[1]}, while the other direction works"
         case Scope.EVERYBODY:
             return f"no two of the {len(who)} replicas reach each other"
         case Scope.SPLIT:
@@ -281,7 +288,7 @@ def _notes(
 
 
 def _slow(good: Mapping[Link, LinkResult], names: Mapping[str, str]) -> Iterable[Finding]:
-    speeds = {link: seen.bytes_per_s for link, seen in good.items() if seen.bytes_per_s is not None}
+    speeds = {link: speed for link in good if (speed := _speed(link, good)) is not None}
     if len(speeds) >= THRESHOLDS.compared:
         usual = statistics.median(speeds.values())
         limit = min(usual / THRESHOLDS.slower, THRESHOLDS.fast_bytes_per_s)
@@ -310,3 +317,13 @@ def _slow(good: Mapping[Link, LinkResult], names: Mapping[str, str]) -> Iterable
                     f"while the median is {usual * 1e3:.1f} ms",
                     evidence={"from": link[0], "to": link[1], "rtt_s": trip, "median_rtt_s": usual},
                 )
+
+
+def _speed(link: Link, good: Mapping[Link, LinkResult]) -> float | None:
+    """Bytes per second in one direction: the better of what its two ends measured.
+
+    A busy moment of one end spoils its own figure only; a slow link spoils both.
+    """
+    there, back = good[link], good.get((link[1], link[0]))
+    known = [there.bytes_per_s, back.return_bytes_per_s if back is not None else None]
+    return max((speed for speed in known if speed is not None), default=None)

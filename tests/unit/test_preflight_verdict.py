@@ -80,7 +80,9 @@ def test_one_direction_of_one_link_is_named_as_such() -> None:
     found = only(judge_tcp(members(4), mesh(4, lambda a, b: fault("refused") if (a, b) == (1, 3) else {})))
     assert found.code == "NET005"
     assert found.replica is None
-    assert found.message.startswith("rank 1 (host-1, 10.0.0.2) does not reach rank 3 (host-3, 10.0.0.4)")
+    assert found.message.startswith(
+        "packets from rank 1 (host-1, 10.0.0.2) do not reach rank 3 (host-3, 10.0.0.4)"
+    )
 
 
 def test_large_packets_lost_in_one_direction_name_that_direction() -> None:
@@ -90,6 +92,15 @@ def test_large_packets_lost_in_one_direction_name_that_direction() -> None:
     found = only(judge_tcp(members(3), mesh(3, lost)))
     assert found.code == "NET011"
     assert found.evidence["replicas"] == [members(3)[1].replica_id, members(3)[2].replica_id]
+
+
+def test_a_connect_that_arrives_and_is_never_answered_tells_the_direction() -> None:
+    def dropped(a: int, b: int) -> dict[str, object]:
+        return {(1, 2): {**fault("timed_out"), "half_open": True}, (2, 1): fault("timed_out")}.get((a, b), {})
+
+    found = only(judge_tcp(members(4), mesh(4, dropped)))
+    assert found.code == "NET005"
+    assert found.evidence["replicas"] == [members(4)[1].replica_id, members(4)[2].replica_id]
 
 
 def test_two_replicas_behind_one_address_are_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.probes.sockets import Socket, first_free, listening, occupied, sidecars, table
+from agent.probes.sockets import Socket, first_free, half_open, listening, occupied, sidecars, table
 
 ROWS = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -23,7 +23,7 @@ def test_listeners_of_both_families_are_found(tmp_path: Path) -> None:
     (tmp_path / "tcp6").write_text(ROWS_6)
     rows = table(tmp_path)
     assert listening(rows) == {29500, 15001}
-    assert rows[0] == Socket(29500, "0A", 0, 4242)
+    assert rows[0] == Socket(29500, "0A", 0, 4242, "00000000")
 
 
 def test_an_unreadable_table_is_empty(tmp_path: Path) -> None:
@@ -44,3 +44,13 @@ def test_the_first_free_candidate_is_chosen_and_the_holders_before_it_named() ->
 def test_a_mesh_is_known_by_its_ports_and_one_port_alone_is_not_enough() -> None:
     assert sidecars((Socket(15001, "0A", 1337, 1), Socket(15006, "0A", 1337, 2)))
     assert not sidecars((Socket(15001, "0A", 0, 1),))
+
+
+def test_half_open_connections_name_the_peer_in_both_families() -> None:
+    rows = (
+        Socket(40000, "03", 0, 0, "02014D0A"),
+        Socket(40000, "03", 0, 0, "0000000000000000FFFF000003014D0A"),
+        Socket(40000, "03", 0, 0, "010077FD000000000000000001000000"),
+        Socket(40000, "01", 0, 0, "04014D0A"),
+    )
+    assert half_open(rows) == {"10.77.1.2", "10.77.1.3", "fd77:1::1"}
