@@ -34,15 +34,24 @@ _NOT_A_MEMBER = (*_WRONG_TOKEN, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits that double from `first_s` to `longest_s`, each shortened by up to a third at random."""
+    """Waits that double up to `longest_s`, each shortened by up to a third at random; in the first minute they stay
+    short, because what is waited for is starting just now.
+    """
 
-    first_s: float = 0.25
+    first_s: float = 0.1
+    eager_s: float = 0.5
+    eager_for_s: float = 60.0
     longest_s: float = 10.0
     _next_s: float = 0.0
+    _since_s: float = 0.0
 
     def again_s(self) -> float:
         """How long to wait now."""
-        self._next_s = min(max(self.first_s, self._next_s * 2), self.longest_s)
+        now_s = monotonic_s()
+        if self._next_s == 0.0:
+            self._since_s = now_s
+        limit_s = self.eager_s if now_s - self._since_s < self.eager_for_s else self.longest_s
+        self._next_s = min(max(self.first_s, self._next_s * 2), limit_s)
         return self._next_s * random.uniform(0.67, 1.0)  # noqa: S311  spreads load, hides nothing
 
     def reset(self) -> None:

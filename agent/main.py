@@ -51,7 +51,7 @@ class Rhythm:
 
     Attributes:
         report_s: a report goes out at least so often; the coordinator judges liveness by it.
-        gather_s: what is new waits so long for company.
+        gather_s: what is new waits so long for company; what a gate waits for (a task that ended) does not.
         look_s: how often streams are looked at while an attempt is here.
         stream_s: the least between two reports that carry nothing but stream bytes.
         marks_s: how often all processes are searched for those of an attempt.
@@ -60,8 +60,8 @@ class Rhythm:
 
     report_s: float = 2.0
     gather_s: float = 0.25
-    look_s: float = 0.25
-    stream_s: float = 0.5
+    look_s: float = 0.5
+    stream_s: float = 1.0
     marks_s: float = 15.0
     last_words_s: float = 3.0
 
@@ -97,6 +97,7 @@ class Agent:
             news=self._tell,
         )
         self._news = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._delivered = asyncio.Event()
         self._wanted = asyncio.Event()
         self._desired: Desired | None = None
@@ -167,7 +168,7 @@ class Agent:
             async with asyncio.timeout(self._rhythm.last_words_s):
                 while True:
                     self._delivered.clear()
-                    self._tell()
+                    self._tell(urgent=True)
                     await self._delivered.wait()
                     if not self._mirror.due(monotonic_s()):
                         return
@@ -198,8 +199,10 @@ class Agent:
         self._mirror.follow(attempt_id, folder)
         return Attempt(attempt_id, folder, self._around)
 
-    def _tell(self) -> None:
+    def _tell(self, urgent: bool = False) -> None:
         self._news.set()
+        if urgent:
+            self._urgent.set()
 
     # --- registration
 
@@ -374,6 +377,7 @@ class Agent:
             await self._coordinator.wait_registered()
             await self._something_to_say(full)
             self._news.clear()
+            self._urgent.clear()
             now_s = monotonic_s()
             telemetry = None
             if now_s - telemetry_s >= self._rhythm.report_s * 0.9:
@@ -405,7 +409,9 @@ class Agent:
         stream_s = self._reported_s + (0.0 if full else rhythm.stream_s)
         while True:
             if self._news.is_set():
-                await asyncio.sleep(rhythm.gather_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rhythm.gather_s):
+                        await self._urgent.wait()
                 return
             now_s = monotonic_s()
             following = self._mirror.following

@@ -48,7 +48,7 @@ log = structlog.get_logger("agent")
 
 _TAIL_BYTES = 16 << 10
 _TAIL_LINES = 40
-_OUTPUT_LIMIT_BYTES = 4 << 20  # a result file longer than that is not ours
+_OUTPUT_LIMIT_BYTES = 2 << 20  # a result file longer than that is not ours
 _PORT_PATIENCE_S = 3.0  # the collective check may be closing the port this very moment
 _LEAVE_S = 1.0  # from the end of the processes to their reports
 _REPORT_MARGIN_S = 5.0  # a task that judges itself late answers a little after its deadline
@@ -59,7 +59,7 @@ class Surroundings:
     """What an attempt needs of its agent.
 
     Attributes:
-        news: to be called when a report has changed.
+        news: to be called when a report has changed; True when a gate waits for it.
         redactor: masks what goes into reports.
     """
 
@@ -69,7 +69,7 @@ class Surroundings:
     coordinator: Coordinator
     warm: WarmProbe
     redactor: Callable[[], Redactor]
-    news: Callable[[], None]
+    news: Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Attempt:
     def _begin(self, task: Task, plan: AttemptPlan | None) -> None:
         self._reports[task.task_id] = TaskReport(task_id=task.task_id, stage=task.stage, state="running")
         self._running[task.task_id] = asyncio.create_task(self._see_through(task, plan))
-        self._around.news()
+        self._around.news(False)
 
     async def _see_through(self, task: Task, plan: AttemptPlan | None) -> None:
         """Do the task and report how it went, whatever happens."""
@@ -186,7 +186,7 @@ class Attempt:
         self._reports[task.task_id] = report
         self._running.pop(task.task_id, None)
         log.info("task ended", attempt=self.attempt_id, task=task.task_id, state=report.state)
-        self._around.news()
+        self._around.news(True)
 
     async def _keep(self, report: TaskReport) -> None:
         path = self.folder.task(report.task_id) / "result.json"

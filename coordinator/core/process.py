@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 _LIST_EVERY_S = 0.05  # how often a tree that is being ended is listed again: it ends in tens of milliseconds
+_PIECE_BYTES = 64 << 10
 _UNKILLABLE_S = 5.0  # how long SIGKILL is given; what outlasts it hangs in the kernel (a dead network disk)
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -47,9 +48,8 @@ class ProcessStat:
 
 def stat(pid: int) -> ProcessStat | None:
     """The kernel's word on `pid`, or None where there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    text = _read(f"/proc/{pid}/stat")
+    if not text:
         return None
     # The name in brackets may itself hold spaces and brackets; what follows the last one is regular.
     fields = text[text.rindex(b")") + 2 :].split()
@@ -111,6 +111,23 @@ def every_process() -> Iterator[ProcessStat]:
             yield found
 
 
+def _read(path: str) -> bytes:
+    """A file of /proc, or nothing where there is none to read. System calls alone: this is done for every process."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        pieces = []
+        while piece := os.read(handle, _PIECE_BYTES):
+            pieces.append(piece)
+        return b"".join(pieces)
+    except OSError:  # it ended while it was read
+        return b""
+    finally:
+        os.close(handle)
+
+
 def _pids() -> list[int]:
     with os.scandir("/proc") as entries:
         return [int(entry.name) for entry in entries if entry.name.isdigit()]
@@ -135,10 +152,7 @@ def environment_values(name: str) -> Iterator[tuple[ProcessId, str]]:
     """Every running process that was started with `name` in its environment, with the value it has there."""
     needle = name.encode() + b"="
     for pid in _pids():
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
+        environment = _read(f"/proc/{pid}/environ")
         at = 0 if environment.startswith(needle) else environment.find(b"\0" + needle) + 1
         if at == 0 and not environment.startswith(needle):
             continue
