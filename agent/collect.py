@@ -72,7 +72,7 @@ def read_header(path: Path) -> Tensors:
             raise Damaged(f"its header should have {length} bytes, but the file has only {size}")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Damaged("its header is not JSON") from None
     if not isinstance(header, dict):
         raise Damaged("its header is not a JSON object")

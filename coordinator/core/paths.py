@@ -67,7 +67,10 @@ def contained(root: Path, relative: str) -> Path:
     ):
         raise PathRefused(f"{relative!r} is not a path inside the folder it belongs to")
     base = root.resolve()
-    real = (base / pure).resolve()
+    try:
+        real = (base / pure).resolve()
+    except (OSError, RuntimeError, UnicodeError) as error:  # a circle of links, a name too long or not a name at all
+        raise PathRefused(f"{relative!r} cannot be followed: {error}") from None
     if not real.is_relative_to(base) or real == base:
         raise PathRefused(f"{relative!r} leads out of the folder it belongs to")
     return real
