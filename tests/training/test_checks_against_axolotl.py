@@ -1,0 +1,197 @@
+"""The plain check against the authority: Axolotl's own schema, accelerate's and DeepSpeed's classes.
+
+Axolotl is asked through the deep check's own process. A config that Axolotl takes must not be rejected for a
+reason that is Axolotl's to judge; nearly all that it refuses must be known without asking it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from coordinator.checks import BundleFiles, FolderFiles, accelerate, check, deepspeed
+from coordinator.checks.deep import AxolotlSchema, Limits, capability_of, deep_check
+from coordinator.checks.keys import key_table
+from coordinator.core import yaml
+from coordinator.core.protocol import Facts, GpuFacts
+from coordinator.core.views import CheckVerdict, Submission, SubmittedFile
+
+pytestmark = pytest.mark.training
+
+CASES = Path(__file__).parent.parent / "unit" / "data" / "cases"
+EXPECTED: tuple[Mapping[str, str], ...] = tuple(
+    json.loads(line) for line in (CASES / "expected.jsonl").read_text().splitlines()
+)
+# Found by rankcall where Axolotl looks away: sizes of nothing, LoRA that PEFT refuses later, files, launchers.
+OURS = frozenset({"CFG020", "CFG203", "CFG502", "CFG601", "CFG611", "CFG614", "CFG703", "CFG808"})
+VALUES: tuple[object, ...] = ("x", "true", "8", 3, 0, -1, 0.5, True, False, None, ["a"], [1], {"a": 1})
+LEAST_KNOWN = 0.95
+
+
+@pytest.fixture(scope="module")
+def schema() -> Iterator[AxolotlSchema]:
+    asked = AxolotlSchema(limits=Limits(import_s=280))
+    yield asked
+    asked.close()
+
+
+def submission(folder: Path) -> Submission:
+    launch = folder / "accelerate_config.yaml"
+    return Submission(
+        config=(folder / "axolotl.yml").read_text(),
+        config_name="axolotl.yml",
+        accelerate=SubmittedFile(name=launch.name, text=launch.read_text()),
+    )
+
+
+def shade(verdict: CheckVerdict) -> str:
+    if verdict.verdict == "reject":
+        return "reject"
+    return "warn" if any(found.severity == "warning" for found in verdict.findings) else "accept"
+
+
+def test_every_case_comes_out_right_when_axolotl_is_asked(schema: AxolotlSchema) -> None:
+    wrong = {}
+    for case in EXPECTED:
+        folder = CASES / case["id"]
+        verdict = deep_check(submission(folder), schema, files=FolderFiles(folder))
+        if shade(verdict) != case["verdict"]:
+            wrong[case["id"]] = (shade(verdict), [found.message for found in verdict.findings])
+    assert not wrong
+
+
+def asked(schema: AxolotlSchema, config: dict[str, object]) -> tuple[set[str], bool]:
+    """Codes of the plain check's errors, and whether Axolotl refuses."""
+    given = Submission(config=yaml.dump(config))
+    plain = {f.code for f in check(given, files=BundleFiles(given)).findings if f.severity == "error"}
+    answer = schema.ask(
+        {
+            "config": config,
+            "capabilities": {
+                "bf16": True,
+                "fp8": True,
+                "tf32": True,
+                "n_gpu": 1,
+                "compute_capability": "sm_90",
+            },
+            "deepspeed": None,
+        }
+    )
+    return plain, not answer.ok and answer.unsure is None
+
+
+@pytest.mark.parametrize("base", ["v01_lora_zero2_std", "v03_qlora_ddp", "v05_full_zero1_3x1_rank2"])
+def test_plain_and_deep_agree_on_any_one_key(schema: AxolotlSchema, base: str) -> None:
+    config = yaml.load((CASES / base / "axolotl.yml").read_text())
+    rng = random.Random(base)
+    refused = known = 0
+    too_strict = []
+    for key in rng.sample(sorted(key_table().keys), 120):
+        for value in rng.sample(VALUES, 3):
+            plain, refuses = asked(schema, {**config, key: value})
+            refused += refuses
+            known += refuses and bool(plain)
+            if plain - OURS and not refuses and key != "plugins":
+                too_strict.append((key, value, plain))
+    assert not too_strict
+    assert known / refused >= LEAST_KNOWN
+
+
+def test_axolotl_is_told_the_gpus_of_the_job_not_of_this_machine(schema: AxolotlSchema) -> None:
+    config = yaml.dump(yaml.load((CASES / "v01_lora_zero2_std" / "axolotl.yml").read_text()) | {"fp8": True})
+    given = Submission(config=config, config_name="c.yml")
+
+    def codes(facts: tuple[Facts, ...] = (), gpu: str | None = None) -> set[str]:
+        verdict = deep_check(given, schema, files=BundleFiles(given), facts=facts, gpu=gpu)
+        return {found.code for found in verdict.findings if found.severity == "error"}
+
+    assert "CFG901" in codes(gpu="NVIDIA A100-SXM4-80GB")
+    assert "CFG901" not in codes(gpu="NVIDIA GeForce RTX 5090")
+    old = Facts(gpus=(GpuFacts(index=0, name="NVIDIA L4", compute_capability="8.9"),))
+    assert "CFG901" not in codes((old,))
+
+
+def test_what_only_axolotl_knows_is_placed_at_its_key(schema: AxolotlSchema) -> None:
+    config = yaml.load((CASES / "v05_full_zero1_3x1_rank2" / "axolotl.yml").read_text())
+    given = Submission(config=yaml.dump({**config, "max_memory": {"a": 1}}))
+    assert check(given, files=BundleFiles(given)).verdict == "accept"
+    verdict = deep_check(given, schema, files=BundleFiles(given))
+    (found,) = [one for one in verdict.findings if one.severity == "error"]
+    assert (found.code, found.key, found.line is not None) == ("CFG901", "max_memory.a", True)
+
+
+def test_without_axolotl_the_plain_verdict_stands_with_a_warning() -> None:
+    folder = CASES / "v01_lora_zero2_std"
+    for python in ("/nonexistent/python", "/bin/false"):
+        nobody = AxolotlSchema(python)
+        verdict = deep_check(submission(folder), nobody, files=FolderFiles(folder))
+        nobody.close()
+        assert verdict.verdict == "accept"
+        assert "CFG902" in {found.code for found in verdict.findings}
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("NVIDIA GeForce RTX 5090", (12, 0)),
+        ("NVIDIA H200", (9, 0)),
+        ("NVIDIA A100-SXM4-80GB", (8, 0)),
+        ("NVIDIA L40S", (8, 9)),
+        ("NVIDIA GeForce RTX 4090", (8, 9)),
+        ("Tesla V100-PCIE-16GB", (7, 0)),
+        ("Tesla T4", (7, 5)),
+        ("NVIDIA B200", (10, 0)),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0)),
+        ("a toaster", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(name: str, capability: tuple[int, int] | None) -> None:
+    assert capability_of(name) == capability
+
+
+def test_the_shipped_key_table_is_the_installed_axolotls() -> None:
+    from coordinator.checks.make_axolotl_keys import TABLE, make
+
+    shipped = json.loads(TABLE.read_text())
+    made = json.loads(json.dumps(make()))
+    assert shipped["axolotl"] == made["axolotl"]
+    assert shipped["keys"] == made["keys"]
+    assert shipped["models"] == made["models"]
+
+
+def test_the_accelerate_keys_are_the_installed_accelerates() -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import DistributedType, PrecisionType
+
+    assert accelerate.KEYS - {"fp16", "dynamo_backend"} == set(ClusterConfig.__dataclass_fields__)
+    arguments = {action.dest for action in launch_command_parser()._actions}
+    assert arguments >= accelerate.DEEPSPEED_KEYS
+    assert set(accelerate.DISTRIBUTED_TYPES) == {kind.value for kind in DistributedType}
+    assert set(accelerate.MIXED_PRECISIONS) == set(PrecisionType.list())
+
+
+def test_the_colliding_keys_are_the_installed_accelerates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.utils import DeepSpeedPlugin
+
+    for key in (*accelerate.COLLIDING, "zero3_init_flag", "deepspeed_multinode_launcher"):
+        monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", f"deepspeed_config_file,{key}")
+        plugin = object.__new__(DeepSpeedPlugin)
+        if key in accelerate.COLLIDING:
+            with pytest.raises(ValueError, match="will be ignored"):
+                plugin._deepspeed_config_checks()
+        else:
+            plugin._deepspeed_config_checks()
+
+
+def test_the_zero_keys_are_the_installed_deepspeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    assert {*fields, *(field.alias for field in fields.values() if field.alias)} == deepspeed.ZERO_KEYS
+    assert DeepSpeedZeroConfig.model_config["extra"] == "forbid"

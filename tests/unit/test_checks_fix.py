@@ -1,0 +1,152 @@
+"""`--fix` mends what has one right answer, touches nothing else, and keeps comments and order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.checks import BundleFiles, FolderFiles
+from coordinator.checks.fix import Fixed, fix
+from coordinator.core.protocol import BundleFile
+from coordinator.core.views import Submission, SubmittedFile
+
+CASES = Path(__file__).parent / "data" / "cases"
+GOOD = "base_model: NousResearch/Llama-3.2-1B\ndatasets:\n  - path: tatsu-lab/alpaca\n    type: alpaca\nlearning_rate: 2e-4\n"
+
+
+def mend(config: str, launch: str | None = None, files: dict[str, bytes] | None = None) -> Fixed:
+    submission = Submission(
+        config=config,
+        config_name="config.yml",
+        accelerate=SubmittedFile(name="acc.yaml", text=launch) if launch is not None else None,
+        files=tuple(BundleFile(path=path, data=data) for path, data in (files or {}).items()),
+    )
+    return fix(submission, files=BundleFiles(submission))
+
+
+def mended_case(case: str) -> Fixed:
+    folder = CASES / case
+    launch = folder / "accelerate_config.yaml"
+    submission = Submission(
+        config=(folder / "axolotl.yml").read_text(),
+        config_name="axolotl.yml",
+        accelerate=SubmittedFile(name=launch.name, text=launch.read_text()),
+    )
+    return fix(submission, files=FolderFiles(folder))
+
+
+@pytest.mark.parametrize(
+    ("case", "file", "holds"),
+    [
+        ("f01_pdsh_default", "accelerate_config.yaml", "  deepspeed_multinode_launcher: standard\n"),
+        ("f05_ds_file_typo_accelerate", "accelerate_config.yaml", "deepspeed_configs/zero2.json\n"),
+        ("f07_mixed_precision_unquoted_no", "accelerate_config.yaml", "mixed_precision: 'no'\n"),
+        ("f15_unknown_key_typo", "accelerate_config.yaml", "main_process_ip: 10.0.9.59\n"),
+        (
+            "f16_pasted_from_web_lost_layout",
+            "accelerate_config.yaml",
+            "deepspeed_config:\n  deepspeed_config_file: ",
+        ),
+        (
+            "f17_deepspeed_keys_dedented",
+            "accelerate_config.yaml",
+            "deepspeed_config:\n  deepspeed_config_file: ",
+        ),
+        ("f21_zero3_accelerate_only_fullft", "axolotl.yml", "deepspeed: deepspeed_configs/zero3.json\n"),
+        ("f23_axolotl_key_typo", "axolotl.yml", "micro_batch_size: 8\n"),
+        ("f27_ds_json_trailing_comma", "ds.json", '"auto"\n}'),
+        ("f29_ds_json_batch_mismatch", "ds.json", '"gradient_accumulation_steps": "auto"'),
+        ("f37_sharegpt_type", "axolotl.yml", "    type: chat_template\n    field_messages: conversations\n"),
+        ("f45_launcher_typo", "accelerate_config.yaml", "deepspeed_multinode_launcher: standard\n"),
+    ],
+)
+def test_a_case_with_one_right_answer_is_mended_and_then_accepted(case: str, file: str, holds: str) -> None:
+    done = mended_case(case)
+    assert done.verdict.verdict == "accept", [found.message for found in done.verdict.findings]
+    assert list(done.files) == [file]
+    assert holds in done.files[file]
+    assert done.mended
+
+
+@pytest.mark.parametrize(
+    "case", ["f09_num_processes_not_divisible", "f25_gas_and_batch_size", "f43_duplicate_key"]
+)
+def test_where_two_answers_could_be_right_nothing_is_touched(case: str) -> None:
+    done = mended_case(case)
+    assert done.files == {}
+    assert done.verdict.verdict == "reject"
+
+
+def test_a_good_file_is_left_as_it_is() -> None:
+    assert mend(GOOD).files == {}
+
+
+def test_comments_order_quotes_and_spacing_are_kept() -> None:
+    config = (
+        "# My run, do not touch\n"
+        "base_model: 'NousResearch/Llama-3.2-1B'   # small\n"
+        "\n"
+        "micro_batchsize: 8   # as large as fits\n"
+        "# where it goes\n"
+        'output_dir: "./out"\n'
+        "datasets:\n"
+        "  - path: tatsu-lab/alpaca   # public\n"
+        "    type: alpaca\n"
+        "learning_rate: 1e-4\n"
+        "list: [1,  2]\n"
+        "flag: no\n"
+    )
+    # A comment at a line's end keeps its column; a list in line loses its second space.
+    expected = config.replace("micro_batchsize: 8   #", "micro_batch_size: 8  #").replace("[1,  2]", "[1, 2]")
+    assert mend(config).files["config.yml"] == expected
+
+
+def test_a_comment_below_what_is_removed_stays() -> None:
+    launch = (
+        "distributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 2\nmachine_rank: 0\n"
+        "mixed_precision: bf16  # gone with its key\n"
+        "# the master, asked from the provider\n"
+        "main_process_ip: 10.0.9.59\n"
+        "deepspeed_config:\n"
+        "  deepspeed_multinode_launcher: standard\n"
+        "  deepspeed_config_file: deepspeed_configs/zero2.json\n"
+    )
+    after = mend(GOOD, launch).files["acc.yaml"]
+    assert "mixed_precision" not in after
+    assert "machine_rank: 0\n# the master, asked from the provider\nmain_process_ip" in after
+
+
+def test_lists_keep_their_indentation() -> None:
+    flat = GOOD.replace("  - path", "- path").replace("    type", "  type") + "micro_batchsize: 2\n"
+    assert mend(flat).files["config.yml"] == flat.replace("batchsize", "batch_size")
+
+
+def test_a_new_name_is_not_written_over_one_that_is_there() -> None:
+    done = mend(GOOD + "micro_batchsize: 2\nmicro_batch_size: 4\n")
+    assert done.files == {}
+
+
+def test_tabs_become_spaces() -> None:
+    done = mend(GOOD + "trl:\n\tbeta: 0.1\n")
+    assert done.files["config.yml"].endswith("trl:\n  beta: 0.1\n")
+
+
+def test_text_that_yaml_would_read_otherwise_is_quoted() -> None:
+    done = mend(GOOD, "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: off\n")
+    assert "mixed_precision: 'no'" in done.files["acc.yaml"]
+
+
+def test_a_json_file_keeps_its_indentation() -> None:
+    before = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 64}
+    done = mend(GOOD + "deepspeed: ds.json\n", files={"ds.json": json.dumps(before, indent=4).encode()})
+    assert (
+        done.files["ds.json"]
+        == json.dumps(before | {"train_micro_batch_size_per_gpu": "auto"}, indent=4) + "\n"
+    )
+
+
+def test_a_plugin_is_added_to_those_there_are() -> None:
+    done = mend(GOOD + "plugins:\n  - mine.Plugin\nliger_rope: true\n")
+    assert "- mine.Plugin\n  - axolotl.integrations.liger.LigerPlugin\n" in done.files["config.yml"]
