@@ -7,6 +7,7 @@ Files are rendered once the rendezvous port is known; they must be equal on all 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.attempt import AttemptState, Job, Seat
@@ -21,6 +22,7 @@ from coordinator.core.protocol import (
     TcpTask,
 )
 from coordinator.core.views import Submission
+from coordinator.preflight.plan import sampled, tcp_targets
 from coordinator.render import Rendered, Site, Topology, render
 from coordinator.stages import task_id
 
@@ -75,7 +77,8 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
     if stage is Stage.TCP:
         return base.model_copy(update={"task": _tcp(job, attempt, seat)})
     if stage is Stage.COLLECTIVE:
-        return base.model_copy(update={"task": _collective(job, attempt, seat)})
+        environment = rendered(work, attempt, seat, facts).environment
+        return base.model_copy(update={"task": _collective(job, attempt, seat, environment)})
     files = rendered(work, attempt, seat, facts)
     return base.model_copy(
         update={
@@ -88,29 +91,37 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
 
 
 def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
+    members = tuple(other.member for other in attempt.seats)
     return TcpTask(
         task_id=task_id(Stage.TCP),
         stage=Stage.TCP,
         deadline_s=job.deadlines.tcp_s,
         # not a secret: it only has to differ from what another attempt's probes would echo
         nonce=hashlib.sha256(f"{attempt.id}/{attempt.created_at}".encode()).hexdigest()[:32],
-        targets=tuple(other.member for other in attempt.seats if other.rank != seat.rank),
+        targets=tcp_targets(members)[seat.replica_id],
+        sampled=sampled(members)[seat.replica_id],
         port_candidates=RENDEZVOUS_PORTS if seat.rank == 0 else (),
     )
 
 
-def _collective(job: Job, attempt: AttemptState, seat: Seat) -> CollectiveTask:
+def _collective(
+    job: Job, attempt: AttemptState, seat: Seat, environment: Mapping[str, str]
+) -> CollectiveTask:
+    """The check runs with what the training will get for NCCL and gloo: else it would prove something else."""
     return CollectiveTask(
         task_id=task_id(Stage.COLLECTIVE),
         stage=Stage.COLLECTIVE,
         deadline_s=job.deadlines.collective_s,
         rank=seat.rank,
-        world_size=len(attempt.seats),
+        world_size=attempt.world_size,
         master_address=attempt.seats[0].address,
         master_port=attempt.rendezvous_port or RENDEZVOUS_PORTS[0],
         backend="nccl" if attempt.gpus_per_node else "gloo",
         interface=seat.interface,
         processes=max(1, attempt.gpus_per_node),
+        environment={
+            name: value for name, value in environment.items() if name.startswith(("NCCL_", "GLOO_"))
+        },
     )
 
 

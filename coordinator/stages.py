@@ -159,7 +159,11 @@ def overdue(
 
 def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
     """All facts are here and fit together."""
-    facts = {m.replica_id: m.facts for m in members if m.facts is not None and m.facts.torch_ready}
+    facts = {
+        m.replica_id: m.facts
+        for m in members
+        if m.facts is not None and (m.facts.torch_ready or m.facts.torch_asked)
+    }
     if len(facts) < len(members):
         return PENDING
     names = {m.replica_id: f"rank {rank} ({m.name})" for rank, m in enumerate(members)}
@@ -290,7 +294,7 @@ def judge_train(
         unseen = finding(
             "RUN004",
             f"Training ended with exit code 0, but rank {', '.join(map(str, silent))} never said that it trained.",
-            evidence={"heard_of": sorted(start.rank for start in starts)},
+            evidence={"heard_of": [*sorted(start.rank for start in starts)]},
         )
         return Verdict("failed", unseen.message, (unseen,))
     steps = starts[0].total_steps

@@ -224,6 +224,7 @@ def _facts_result(there: Round) -> dict[str, Any]:
         return facts
     return {
         "torch_ready": False,
+        "torch_asked": True,
         "problems": [f"torch could not be asked about this machine: {outcome['error']}"],
     }
 

@@ -18,6 +18,7 @@ def facts() -> dict[str, Any]:
         "packages": {"torch": torch.__version__},
         "cuda": torch.version.cuda,
         "torch_ready": True,
+        "torch_asked": True,
         "arch_list": list(torch.cuda.get_arch_list()) if torch.version.cuda else [],
         "gpus": [],
     }

@@ -83,10 +83,14 @@ class WarmProbe:
                 await self._import()
                 return await self._order({"deadline_s": FACTS_S})
         except _Gone as gone:
-            return {"torch_ready": False, "problems": [str(gone)]}
+            return {"torch_ready": False, "torch_asked": True, "problems": [str(gone)]}
         except TimeoutError:
             await self.close()
-            return {"torch_ready": False, "problems": ["torch could not be imported and asked in time"]}
+            return {
+                "torch_ready": False,
+                "torch_asked": True,
+                "problems": ["torch could not be imported and asked in time"],
+            }
 
     async def collective(self, task: CollectiveTask) -> CollectiveResult:
         """Take part in a round; never raises, and answers within the task's deadline (and a moment)."""

@@ -98,7 +98,8 @@ class Facts(Message):
     `packages` maps a distribution's name to its version (torch, accelerate, deepspeed, axolotl,
     transformers, peft, datasets, rankcall). `leftovers` are rank variables found in the container's
     environment (WORLD_SIZE, RANK, MASTER_ADDR …), which the launcher scrubs; `proxies` are its HTTP proxy
-    variables. `limits` are soft limits by name (nofile, memlock); -1 is unlimited.
+    variables. `torch_asked`: torch was tried, so that `torch_ready` False means it cannot be used. `limits` are
+    soft limits by name (nofile, memlock); -1 is unlimited.
     """
 
     python: str | None = None
@@ -119,6 +120,7 @@ class Facts(Message):
     limits: dict[str, int] = {}
     clock_at: float | None = None
     torch_ready: bool = False
+    torch_asked: bool = False
     problems: tuple[str, ...] = ()
 
 

@@ -6,10 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.core.protocol import Member
 
-# The usual port of torchrun and accelerate first, then some above it, below the range the kernel hands out
-# for outgoing connections (32768 up).
-PORT_CANDIDATES: tuple[int, ...] = (29500, 29501, 29502, 29503, 29510, 29600, 30500, 31500)
-
 _SAMPLE_ALL_UP_TO = (
     8  # replicas; above, only some links carry the whole payload: N×N of them would be a load test
 )
@@ -34,10 +30,3 @@ def sampled(members: Sequence[Member]) -> Mapping[str, tuple[str, ...] | None]:
         member.replica_id: tuple(members[(at + step) % count].replica_id for step in steps)
         for at, member in enumerate(members)
     }
-
-
-def port_candidates(preferred: int | None = None) -> tuple[int, ...]:
-    """Rendezvous ports in the order to try; `preferred` comes first."""
-    if preferred is None:
-        return PORT_CANDIDATES
-    return (preferred, *(port for port in PORT_CANDIDATES if port != preferred))

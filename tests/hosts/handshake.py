@@ -16,6 +16,7 @@ from pathlib import Path
 
 from namespaces import Host
 
+from coordinator.assignment import RENDEZVOUS_PORTS
 from coordinator.core.protocol import (
     CollectiveResult,
     CollectiveTask,
@@ -29,7 +30,7 @@ from coordinator.preflight import plan
 from coordinator.preflight.verdict import judge_collective, judge_tcp
 
 PROBER = Path(__file__).with_name("prober.py")
-PORT = 29500
+PORT = RENDEZVOUS_PORTS[0]
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Handshake:
                 nonce=nonce,
                 targets=targets[member.replica_id],
                 sampled=sampled[member.replica_id],
-                port_candidates=plan.port_candidates() if member.rank == 0 else (),
+                port_candidates=RENDEZVOUS_PORTS if member.rank == 0 else (),
             )
 
         answers = self._ask_all([task(member) for member in self.members], deadline_s)

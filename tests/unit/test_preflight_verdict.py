@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from coordinator.core.protocol import CollectiveResult, Finding, LinkResult, Member, TcpResult
-from coordinator.preflight.plan import PORT_CANDIDATES, port_candidates, sampled, tcp_targets
+from coordinator.preflight.plan import sampled, tcp_targets
 from coordinator.preflight.verdict import judge_collective, judge_tcp
 
 Links = Mapping[tuple[int, int], LinkResult]
@@ -176,12 +176,6 @@ def test_few_links_are_sampled_among_many_and_each_replica_is_sampled_by_others(
     times = [name for names in chosen.values() for name in names or ()]
     assert all(name not in (names or ()) for name, names in chosen.items())
     assert {times.count(member.replica_id) for member in members(64)} == {4}
-
-
-def test_a_preferred_port_comes_first_and_once() -> None:
-    assert port_candidates() == PORT_CANDIDATES
-    assert port_candidates(29501)[:2] == (29501, 29500)
-    assert len(set(port_candidates(29501))) == len(port_candidates(29501))
 
 
 GOOD = CollectiveResult(ok=True, phase="done", values_ok=True, bytes_per_s={1 << 20: 1e9})
