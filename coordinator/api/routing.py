@@ -43,9 +43,9 @@ def bearer_of(request: Request) -> str | None:
 
 
 def _admit(request: Request, allowed: frozenset[Role]) -> None:
-    principal = services_of(request).authority.identify(
-        bearer_of(request), request.cookies.get(SESSION_COOKIE), peer_host(request), now_at()
-    )
+    bearer = bearer_of(request)
+    session_id = request.cookies.get(SESSION_COOKIE) if bearer is None else None
+    principal = services_of(request).authority.identify(bearer, session_id, peer_host(request), now_at())
     authorise(principal, allowed, request.path_params.get("replica_id"))
     request.scope[_PRINCIPAL] = principal
 
