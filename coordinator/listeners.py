@@ -1,10 +1,26 @@
-"""Who listens on a port of this machine: for messages about ports in use, in `up.py` and `rankcall doctor`."""
+"""Who listens on a port of this machine: for messages about ports in use (`coordinator/__main__.py`, `up.py`, `doctor`)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
-def listener_of(port: int) -> str | None:
-    """The listener as `name (pid 123)`; `another process` where only its socket can be seen; None: nobody."""
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A process that listens; nothing but its socket may be visible. As text: `name (pid 123)`."""
+
+    pid: int | None = None
+    name: str | None = None
+    command: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "another process"
+        return f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
+
+
+def listener_on(port: int) -> Listener | None:
+    """The listener on a TCP port of any address; None: nobody, or it cannot be seen."""
     import psutil
 
     try:
@@ -15,9 +31,16 @@ def listener_of(port: int) -> str | None:
         if connection.status != psutil.CONN_LISTEN or connection.laddr[1:2] != (port,):
             continue
         if connection.pid is None:
-            return "another process"
+            return Listener()
         try:
-            return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+            process = psutil.Process(connection.pid)
+            return Listener(connection.pid, process.name(), tuple(process.cmdline()))
         except psutil.Error:
-            return f"pid {connection.pid}"
+            return Listener(connection.pid)
     return None
+
+
+def listener_of(port: int) -> str | None:
+    """The same in words."""
+    found = listener_on(port)
+    return None if found is None else str(found)

@@ -6,6 +6,7 @@ would judge it; the rest (ports, state folder, the way to the coordinator, lefto
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -22,13 +23,14 @@ from coordinator.cli.remote import Remote
 from coordinator.core import paths
 from coordinator.core.catalogue import finding
 from coordinator.core.lease import LeaseFolder
-from coordinator.core.process import environment_values, every_process, start
+from coordinator.core.process import environment_values, start
 from coordinator.core.protocol import Facts, Finding
 from coordinator.core.whereabouts import BadHint, Hints, Place, decide, hints_of, recogniser, resolve
-from coordinator.listeners import listener_of
+from coordinator.listeners import listener_on
 from coordinator.match import match
 
 _RENDEZVOUS_PORT = 29500
+_OURS = ("coordinator", "agent.proxy")  # `python -m …`
 _NEEDED = ("torch", "accelerate", "axolotl")
 _NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "ceph", "glusterfs", "lustre", "9p", "fuse.")
 _INSPECTION_LIMIT_S = 120.0
@@ -138,10 +140,10 @@ def _filesystem(path: Path) -> str:
 
 def _ports(container: Container) -> Iterator[Finding]:
     port = container.hints.port
-    holder = listener_of(port)
-    if holder is not None and not _runs("coordinator", "agent.proxy"):
+    holder = listener_on(port)
+    if holder is not None and not any(module in holder.command for module in _OURS):
         yield finding("SYS020", f"{holder} listens on port {port}, where rankcall would serve the page.")
-    rendezvous = listener_of(_RENDEZVOUS_PORT)
+    rendezvous = listener_on(_RENDEZVOUS_PORT)
     if rendezvous is not None:
         yield finding(
             "SYS020",
@@ -151,28 +153,28 @@ def _ports(container: Container) -> Iterator[Finding]:
         )
 
 
-def _runs(*modules: str) -> bool:
-    """Whether `python -m MODULE` of one of these runs here."""
-    wanted = {module.encode() for module in modules}
-    for process in every_process():
-        try:
-            argv = Path(f"/proc/{process.id.pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"-m" in argv[:-1] and argv[argv.index(b"-m") + 1] in wanted:
-            return True
-    return False
-
-
 def _leftovers(container: Container) -> Iterator[Finding]:
-    jobs = f"{paths.Layout(container.state).jobs}{os.sep}"
+    layout = paths.Layout(container.state)
+    jobs = f"{layout.jobs}{os.sep}"
     training = [p.pid for p, at in environment_values("RANKCALL_ATTEMPT_DIR") if at.startswith(jobs)]
-    if training and not _runs("agent"):
+    if training and not _is_locked(layout.agent_lock):
         yield finding(
             "SYS027",
             f"{len(training)} processes of a training run here without an agent (pid {training[0]} …).",
             evidence={"pids": list(training[:32])},
         )
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds this lock file, as an agent does while it lives."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _coordinator(container: Container) -> tuple[str | None, list[Finding]]:

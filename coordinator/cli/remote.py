@@ -22,6 +22,8 @@ API = "/api/v1"
 _SUBMIT_TRANSFER_S = 600.0
 # The coordinator sends something (a comment at least) far more often than this.
 _FOLLOW_TRANSFER_S = 90.0
+# What a proxy says for a coordinator that is away: a replica's own with the code SYS023, a platform's without one.
+_NOBODY_THERE = (502, 503, 504)
 
 
 def base_url(environment: Mapping[str, str] | None = None) -> str:
@@ -58,6 +60,8 @@ def stop_of(error: ProblemAnswer, what: str = "") -> Stop:
         return Stop(Exit.UNREACHABLE, f"Not authorised: {said}", hint=hint, findings=error.findings)
     if error.status == 404 and what:
         return Stop(Exit.NOT_FOUND, f"There is no {what}.", hint=problem.hint or "")
+    if error.status in _NOBODY_THERE and error.code in (None, "SYS023"):
+        return Stop(Exit.UNREACHABLE, said, hint=problem.hint or "")
     code = Exit.NOT_FOUND if error.status == 404 else Exit.FAILED
     if error.status in (400, 413, 422) and not error.findings:
         code = Exit.USAGE

@@ -1,0 +1,225 @@
+"""The verbs that need no coordinator, as commands: check, render, explain, doctor, and the command's manners."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commandline import Shell
+
+from coordinator.core import yaml
+from coordinator.core.catalogue import CODES
+
+CONFIG = """\
+base_model: org/model
+datasets: [{path: org/data, type: alpaca}]
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+num_epochs: 1
+learning_rate: 0.0002
+adapter: lora
+lora_r: 8
+lora_alpha: 16
+lora_target_linear: true
+output_dir: ./outputs
+deepspeed: zero2.json
+"""
+DEEPSPEED = {
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    (tmp_path / "config.yml").write_text(CONFIG)
+    (tmp_path / "zero2.json").write_text(json.dumps(DEEPSPEED))
+    return Shell(tmp_path, "http://127.0.0.1:9")
+
+
+def test_help_names_every_verb_and_loads_no_service(shell: Shell) -> None:
+    ran = shell.run("--help")
+    assert ran.code == 0
+    for verb in (
+        "submit", "jobs", "job", "logs", "cancel", "retry", "artifacts", "nodes",
+        "check", "render", "explain", "doctor", "up", "coordinator", "agent", "demo",
+    ):  # fmt: skip
+        assert f"\n  {verb} " in ran.out
+        assert shell.run(verb, "--help").code == 0
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, coordinator.cli.verbs; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    for heavy in ("fastapi", "sqlmodel", "httpx", "pydantic", "torch", "yaml", "uvicorn", "psutil"):
+        assert heavy not in loaded
+
+
+def test_usage_errors_are_exit_2_and_say_what_is_wrong(shell: Shell) -> None:
+    assert shell.run("nonsense").code == 2
+    assert shell.run("submit").code == 2
+    assert shell.run("submit", "config.yml", "--nodes", "0").code == 2
+    ran = shell.run("submit", "confg.yml")
+    assert ran.code == 2
+    assert "Did you mean config.yml?" in ran.err
+    assert shell.run("submit", ".").code == 2
+    assert shell.run("submit", "config.yml", "--deadline", "lunch=1h").code == 2
+    assert shell.run("jobs", RANKCALL_URL="ftp://nowhere").code == 2
+    assert (
+        shell.run("render", "config.yml", "--nodes", "2", "--master-addr", "10.0.0.4", "--rank", "2").code
+        == 2
+    )
+
+
+def test_check_gives_a_verdict_as_data_and_as_exit_code(shell: Shell) -> None:
+    good = shell.run("check", "config.yml", "--nodes", "2", "--json")
+    assert good.code == 0, good.out
+    assert json.loads(good.out)["verdict"] == "accept"
+    assert good.err == ""
+    bad = shell.run("check", "config.yml", "--set", "deepspeed=zero2_bf16.json", "--json")
+    assert bad.code == 1
+    verdict = json.loads(bad.out)
+    assert verdict["verdict"] == "reject"
+    assert "zero2_bf16.json" in json.dumps(verdict)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a: [", b"\xff\xfe\x00", b"a: 1\n\tb: 2\n", b"", b"- a\n- b\n", b"a: &x [*x]\n", b"\x00" * 100],
+)
+def test_what_is_no_config_is_rejected_in_words(shell: Shell, content: bytes) -> None:
+    (shell.folder / "config.yml").write_bytes(content)
+    ran = shell.run("check", "config.yml", "--json")
+    assert ran.code == 1
+    assert json.loads(ran.out)["findings"][0]["code"] in CODES
+    assert shell.run("submit", "config.yml").code == 1
+
+
+def test_a_plain_check_is_quick(shell: Shell) -> None:
+    shell.run("check", "config.yml")
+    used = []
+    for _ in range(3):
+        before = os.times()
+        shell.run("check", "config.yml")
+        after = os.times()
+        used.append(
+            after.children_user + after.children_system - before.children_user - before.children_system
+        )
+    assert min(used) < 0.6, "CPU seconds of the whole command: the machine may be busy with other tests"
+
+
+def test_fix_writes_beside_the_original(shell: Shell) -> None:
+    (shell.folder / "config.yml").write_text(CONFIG.replace("micro_batch_size", "micro_batchsize"))
+    ran = shell.run("check", "config.yml", "--fix")
+    assert ran.code == 1
+    assert "config.fixed.yml" in ran.err
+    assert yaml.load((shell.folder / "config.fixed.yml").read_text())["micro_batch_size"] == 1
+    assert "micro_batchsize" in (shell.folder / "config.yml").read_text()
+
+
+def test_render_writes_a_folder_for_each_rank_that_differ_in_the_rank_only(shell: Shell) -> None:
+    out = shell.folder / "out"
+    ran = shell.run(
+        "render", "config.yml", "--nodes", "3", "--master-addr", "10.0.0.4", "--why", "-o", str(out)
+    )
+    assert ran.code == 0, ran.err
+    assert "environment: NCCL" in ran.err
+    ranks = [yaml.load((out / f"rank-{rank}" / "accelerate.yaml").read_text()) for rank in range(3)]
+    assert [values.pop("machine_rank") for values in ranks] == [0, 1, 2]
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert ranks[0]["main_process_ip"] == "10.0.0.4"
+    same = {(out / f"rank-{rank}" / "axolotl.yaml").read_text() for rank in range(3)}
+    assert len(same) == 1
+    assert "accelerate.commands.launch" in (out / "rank-0" / "commands").read_text()
+
+
+def test_render_prints_one_rank_as_json(shell: Shell) -> None:
+    ran = shell.run(
+        "render", "config.yml", "--nodes", "2", "--master-addr", "fd00::4", "--rank", "1", "--json"
+    )
+    assert ran.code == 0, ran.err
+    (view,) = json.loads(ran.out)
+    assert view["rank"] == 1
+    assert {file["path"] for file in view["files"]} >= {"accelerate.yaml", "axolotl.yaml", "deepspeed.json"}
+
+
+def test_every_code_is_explained(shell: Shell) -> None:
+    listed = shell.run("explain", "--all", "--json")
+    assert {entry["code"] for entry in json.loads(listed.out)} == set(CODES)
+    one = shell.run("explain", "sys001")
+    assert one.code == 0
+    assert CODES["SYS001"].fix in one.out
+    unknown = shell.run("explain", "SYS01")
+    assert unknown.code == 102
+    assert "Did you mean" in unknown.err
+    assert shell.run("explain").code == 2
+
+
+def test_a_pipe_that_closes_early_is_no_failure(shell: Shell) -> None:
+    piped = f"{sys.executable} -m coordinator.cli explain --all | head -1"
+    ran = subprocess.run(["bash", "-o", "pipefail", "-c", piped], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def doctor(shell: Shell, **more: str) -> tuple[int, dict[str, object], set[str]]:
+    state = {"RANKCALL_STATE_DIR": str(shell.folder / "state"), "RANKCALL_URL": "", **more}
+    ran = shell.run("doctor", "--json", within_s=120, **state)
+    examination = json.loads(ran.out)
+    return ran.code, examination, {finding["code"] for finding in examination["findings"]}
+
+
+def test_doctor_knows_the_stack_and_the_caches(shell: Shell) -> None:
+    code, examination, codes = doctor(shell)
+    assert code == 0, examination
+    facts = examination["facts"]
+    assert isinstance(facts, dict)
+    assert "torch" in facts["packages"]
+    assert not codes & {"SYS021", "SYS023", "SYS028"}
+
+
+def test_doctor_names_what_is_wrong_with_the_container(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, examination, codes = doctor(
+            shell,
+            RANKCALL_PORT=port,
+            RANKCALL_NODES="2",
+            RANKCALL_TOKEN="",
+            RANKCALL_PEERS="192.0.2.7",
+            HF_HOME="/data/.cache/huggingface",
+            HF_HUB_CACHE="/somewhere/else",
+            WORLD_SIZE="4",
+        )
+    assert code == 1
+    assert {"SYS020", "SYS023", "SYS025", "ENV024", "ENV025"} <= codes, examination
+    assert re.search(rf"pid {os.getpid()}\)", json.dumps(examination))
+    shutil.rmtree(shell.folder / "state")
+    (shell.folder / "state").write_text("a file")
+    assert "SYS021" in doctor(shell)[2]
+    assert "SYS026" in doctor(shell, RANKCALL_NODES="2")[2]
+    assert "SYS029" in doctor(shell, RANKCALL_PORT="web")[2]
+
+
+def test_doctor_finds_training_that_nobody_looks_after(shell: Shell) -> None:
+    folder = shell.folder / "state" / "jobs" / "0badcafe" / "attempt-1"
+    folder.mkdir(parents=True)
+    orphan = subprocess.Popen(["sleep", "60"], env={**os.environ, "RANKCALL_ATTEMPT_DIR": str(folder)})
+    try:
+        time.sleep(0.2)
+        _, examination, codes = doctor(shell)
+    finally:
+        orphan.kill()
+        orphan.wait()
+    assert "SYS027" in codes, examination
