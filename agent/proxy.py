@@ -201,6 +201,7 @@ async def _refuse(scope: Scope, send: Send, status: int, detail: str) -> None:
         problem = {
             "title": "The coordinator does not answer",
             "status": status,
+            "code": "SYS023",
             "detail": detail,
             "hint": hint,
         }
