@@ -24,7 +24,7 @@ from coordinator.core.protocol import (
 from coordinator.core.views import Submission
 from coordinator.preflight.plan import sampled, tcp_targets
 from coordinator.render import Rendered, Site, Topology, render
-from coordinator.stages import task_id
+from coordinator.stages import round_limit_s, task_id
 
 # The field's default first; the others are ordinary ports just above it that nothing well known uses.
 RENDEZVOUS_PORTS = (29500, 29501, 29511, 29521, 29531, 29541)
@@ -100,29 +100,51 @@ def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
         nonce=hashlib.sha256(f"{attempt.id}/{attempt.created_at}".encode()).hexdigest()[:32],
         targets=tcp_targets(members)[seat.replica_id],
         sampled=sampled(members)[seat.replica_id],
-        port_candidates=RENDEZVOUS_PORTS if seat.rank == 0 else (),
+        port_candidates=_candidates(seat.rank),
     )
+
+
+def _candidates(rank: int) -> tuple[int, ...]:
+    """The ports to look at, the field's default first on rank 0; others begin elsewhere, so that replicas
+    of one machine do not choose the same."""
+    at = rank % len(RENDEZVOUS_PORTS)
+    return RENDEZVOUS_PORTS[at:] + RENDEZVOUS_PORTS[:at]
 
 
 def _collective(
     job: Job, attempt: AttemptState, seat: Seat, environment: Mapping[str, str]
-) -> CollectiveTask:
-    """The check runs with what the training will get for NCCL and gloo: else it would prove something else."""
+) -> CollectiveTask | None:
+    """The seat's part in the running round, None when it rests.
+
+    The check runs with what the training will get for NCCL and gloo: else it would prove something else.
+    """
+    running = attempt.rounds[-1]
+    group = running.group_of(seat.replica_id)
+    if group is None:
+        return None
+    processes = max(1, attempt.gpus_per_node)
+    master = attempt.seat_of(group[0]) or attempt.seats[0]
     return CollectiveTask(
-        task_id=task_id(Stage.COLLECTIVE),
+        task_id=running.task_id,
         stage=Stage.COLLECTIVE,
-        deadline_s=job.deadlines.collective_s,
-        rank=seat.rank,
-        world_size=attempt.world_size,
-        master_address=attempt.seats[0].address,
-        master_port=attempt.rendezvous_port or RENDEZVOUS_PORTS[0],
+        deadline_s=round_limit_s(job, attempt),
+        rank=group.index(seat.replica_id),
+        world_size=len(group) * processes,
+        master_address=master.address,
+        master_port=_port(attempt, master),
         backend="nccl" if attempt.gpus_per_node else "gloo",
         interface=seat.interface,
-        processes=max(1, attempt.gpus_per_node),
+        processes=processes,
         environment={
             name: value for name, value in environment.items() if name.startswith(("NCCL_", "GLOO_"))
         },
     )
+
+
+def _port(attempt: AttemptState, master: Seat) -> int:
+    """The rendezvous port; of a group whose master is another, one that was seen free there."""
+    own = attempt.free_ports[master.rank] if master.rank < len(attempt.free_ports) else None
+    return (None if master.rank == 0 else own) or attempt.rendezvous_port or RENDEZVOUS_PORTS[0]
 
 
 def _run(job: Job, stage: Stage, files: Rendered, seat: Seat) -> Task | None:

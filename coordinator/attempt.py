@@ -61,6 +61,24 @@ class StageRecord(Message):
     figures: dict[str, JsonValue] = {}
 
 
+class Round(Message):
+    """One round of the collective check: disjoint groups of replica ids tested at once.
+
+    `passed` has a word for each group once the round is over; `confirming`: the round among all that
+    follows when no group failed again.
+    """
+
+    task_id: str
+    groups: tuple[tuple[str, ...], ...]
+    started_at: float
+    passed: tuple[bool, ...] | None = None
+    confirming: bool = False
+
+    def group_of(self, replica_id: str) -> tuple[str, ...] | None:
+        """The group this replica is tested in; None when it rests."""
+        return next((group for group in self.groups if replica_id in group), None)
+
+
 class AttemptState(Message):
     """One try at a job with a fixed ordered set of replicas.
 
@@ -80,6 +98,8 @@ class AttemptState(Message):
     seats: tuple[Seat, ...] = ()
     stages: tuple[StageRecord, ...] = ()
     rendezvous_port: int | None = None
+    free_ports: tuple[int | None, ...] = ()
+    rounds: tuple[Round, ...] = ()
     result_folder: str | None = None
     comparison: tuple[ComparedAnswer, ...] = ()
 

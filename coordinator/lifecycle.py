@@ -20,6 +20,7 @@ from coordinator.stages import (
     REPORT_SLACK_S,
     Verdict,
     deadline_s,
+    first_round,
     judge_collect,
     judge_collective_stage,
     judge_compare,
@@ -28,6 +29,7 @@ from coordinator.stages import (
     judge_tcp_stage,
     judge_train,
     overdue,
+    round_limit_s,
 )
 
 # Silent for so long, a replica counts as not here: it gets no seat. Five missed reports.
@@ -243,6 +245,8 @@ def _advance_attempt(
         return _ending(attempt, "failed", gone.message, now_at, retryable=True), (gone,), None
     record = attempt.stage
     verdict = _judge(job, attempt, members, record.stage, snapshot)
+    if verdict.state == "pending" and verdict.updates:
+        return attempt.model_copy(update=dict(verdict.updates)), verdict.findings, None
     if verdict.state == "pending":
         late = overdue(job, attempt, members, record.stage, now_at - (record.started_at or now_at))
         if late is None:
@@ -266,11 +270,10 @@ def _advance_attempt(
     if not following:
         return _ending(settled, "succeeded", verdict.summary, now_at), verdict.findings, verdict.artifacts
     entered = following[0].model_copy(update={"state": "running", "started_at": now_at})
-    return (
-        settled.model_copy(update={"stages": settled.changed(entered)}),
-        verdict.findings,
-        verdict.artifacts,
-    )
+    update: dict[str, object] = {"stages": settled.changed(entered)}
+    if entered.stage is Stage.COLLECTIVE:
+        update["rounds"] = (first_round(settled, now_at),)
+    return settled.model_copy(update=update), verdict.findings, verdict.artifacts
 
 
 def _judge(
@@ -279,9 +282,11 @@ def _judge(
     if stage is Stage.MATCH:
         return judge_match(job, attempt, members)
     if stage is Stage.TCP:
-        return judge_tcp_stage(job, attempt, members)
+        return judge_tcp_stage(
+            job, attempt, members, snapshot.now_at - (attempt.stage.started_at or snapshot.now_at)
+        )
     if stage is Stage.COLLECTIVE:
-        return judge_collective_stage(job, attempt, members)
+        return judge_collective_stage(job, attempt, members, snapshot.now_at)
     if stage is Stage.PREPARE:
         return judge_prepare(attempt, members)
     if stage is Stage.TRAIN:
@@ -381,7 +386,9 @@ def _deadlines(job: Job, attempt: AttemptState) -> Iterable[float]:
     if attempt.state == "ending":
         return [(attempt.ended_at or 0.0) + ENDING_LIMIT_S + 1.0]
     record = attempt.stage
-    limit_s = deadline_s(job, record.stage)
-    if limit_s is None or record.started_at is None:
+    since, limit_s = record.started_at, deadline_s(job, record.stage)
+    if record.stage is Stage.COLLECTIVE and attempt.rounds:
+        since, limit_s = attempt.rounds[-1].started_at, round_limit_s(job, attempt)
+    if limit_s is None or since is None:
         return []
-    return [record.started_at + limit_s + REPORT_SLACK_S + 0.1]
+    return [since + limit_s + REPORT_SLACK_S + 0.1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -302,8 +303,10 @@ def test_a_comparison_that_never_ends_does_not_cost_the_model_either() -> None:
     assert world.jobs["job00001"].state == "succeeded"
 
 
-@pytest.mark.parametrize("stage", [Stage.MATCH, Stage.TCP, Stage.COLLECTIVE, Stage.PREPARE])
-def test_a_stage_that_hears_nothing_fails_at_its_deadline(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("stage", "code"), [(Stage.MATCH, "SYS004"), (Stage.TCP, "NET040"), (Stage.PREPARE, "SYS004")]
+)
+def test_a_stage_that_hears_nothing_fails_at_its_deadline(stage: Stage, code: str) -> None:
     world = World("a", "b")
     world.submit()
     if stage is Stage.MATCH:
@@ -313,7 +316,7 @@ def test_a_stage_that_hears_nothing_fails_at_its_deadline(stage: Stage) -> None:
         world = started(stage)
     world.step(4000.0)
     assert world.attempt().outcome == "failed"
-    assert world.findings[-1].code == "SYS004"
+    assert code in {found.code for found in world.findings}
 
 
 def test_a_replica_gone_between_join_and_start_ends_the_attempt_by_name() -> None:
@@ -380,3 +383,75 @@ def test_deciding_twice_changes_nothing() -> None:
     world = started(Stage.TRAIN)
     change = world.step()
     assert not change.jobs and not change.attempts and not change.findings
+
+
+def isolated(names: int, works: Callable[[frozenset[int]], bool]) -> World:
+    """A handshake of `names` replicas whose collective passes in a group of ranks where `works` says so."""
+    world = World(*(f"h{n:02}" for n in range(names)))
+    world.submit(nodes=names)
+    world.step()
+    world.step()
+    world.pass_stage(Stage.TCP)
+    while stage_of(world) == (Stage.COLLECTIVE, "running"):
+        attempt = world.attempt()
+        rank_of = {seat.replica_id: seat.rank for seat in attempt.seats}
+        running = attempt.rounds[-1]
+        for group in running.groups:
+            ok = works(frozenset(rank_of[replica_id] for replica_id in group))
+            result = CollectiveResult(
+                ok=ok,
+                values_ok=ok,
+                backend="gloo",
+                phase="done" if ok else "all_reduce",
+                error="" if ok else "timeout",
+            )
+            for replica_id in group:
+                tasks = dict(world.replicas[replica_id].tasks)
+                tasks[running.task_id] = TaskReport(
+                    task_id=running.task_id,
+                    stage=Stage.COLLECTIVE,
+                    state="succeeded" if ok else "failed",
+                    result=result,
+                )
+                world.observe(replica_id, tasks=tasks)
+        world.step(1.0)
+    return world
+
+
+def test_one_bad_replica_of_many_is_named_and_no_healthy_one() -> None:
+    world = isolated(16, lambda group: 5 not in group)
+    errors = [found for found in world.findings if found.severity == "error"]
+    assert [(found.code, found.replica) for found in errors] == [
+        ("COL020", world.attempt().seats[5].replica_id)
+    ]
+    assert len(world.attempt().rounds) <= 1 + 5
+
+
+def test_one_bad_link_is_named_and_no_replica() -> None:
+    world = isolated(8, lambda group: not {2, 6} <= group)
+    errors = [found for found in world.findings if found.severity == "error"]
+    assert [found.code for found in errors] == ["COL021"]
+    assert "rank 2" in errors[0].message and "rank 6" in errors[0].message
+
+
+def test_between_two_only_the_link_can_be_named() -> None:
+    world = isolated(2, lambda group: len(group) < 2)
+    assert [f.code for f in world.findings if f.severity == "error"] == ["COL021"]
+
+
+def test_what_fails_once_and_then_passes_is_transient_and_goes_on() -> None:
+    seen: list[frozenset[int]] = []
+
+    def works(group: frozenset[int]) -> bool:
+        seen.append(group)
+        return len(seen) > 1
+
+    world = isolated(4, works)
+    assert stage_of(world) == (Stage.PREPARE, "running")
+    assert "COL023" in {found.code for found in world.findings if found.severity == "warning"}
+
+
+def test_a_replica_that_rests_in_a_round_has_nothing_to_do() -> None:
+    world = isolated(5, lambda group: 4 not in group)
+    assert any(len(r.groups[0]) < 5 for r in world.attempt().rounds)
+    assert [f.replica for f in world.findings if f.code == "COL020"] == [world.attempt().seats[4].replica_id]

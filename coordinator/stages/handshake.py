@@ -1,0 +1,102 @@
+"""The handshake's gates: match and tcp. Called by `lifecycle.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.attempt import AttemptState, Job, Observed
+from coordinator.core.protocol import Stage, TaskReport, TcpResult
+from coordinator.match import match
+from coordinator.preflight.address import judge as judge_addresses
+from coordinator.preflight.verdict import judge_tcp
+from coordinator.stages.verdict import (
+    PENDING,
+    REPORT_SLACK_S,
+    Verdict,
+    blocking,
+    carried,
+    first_error,
+    reports_of,
+)
+
+
+def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
+    """All facts are here and fit together."""
+    facts = {
+        m.replica_id: m.facts
+        for m in members
+        if m.facts is not None and (m.facts.torch_ready or m.facts.torch_asked)
+    }
+    if len(facts) < len(members):
+        return PENDING
+    names = {m.replica_id: f"rank {rank} ({m.name})" for rank, m in enumerate(members)}
+    findings = (
+        *judge_addresses({m.replica_id: m.registration for m in members}),
+        *match(facts, gpus_per_node=_asked_gpus(job, members), names=names),
+    )
+    if blocking(findings, job.allow):
+        return Verdict("failed", first_error(findings, job.allow), findings)
+    first = facts[members[0].replica_id]
+    gpus = (
+        f"{attempt.gpus_per_node} × {first.gpus[0].name}" if first.gpus and attempt.gpus_per_node else "CPU"
+    )
+    versions = {name: first.packages.get(name) for name in ("torch", "accelerate", "deepspeed", "axolotl")}
+    return Verdict(
+        "passed",
+        f"{len(members)} alike: {gpus}, torch {versions['torch'] or 'missing'}",
+        findings,
+        figures={**versions, "nccl": first.nccl},
+    )
+
+
+def _asked_gpus(job: Job, members: Sequence[Observed]) -> int | None:
+    """GPUs a replica that the job is for; 0 for the CPU, None for all that each has."""
+    if job.gpus_per_node is None and not any(m.registration.gpu_count for m in members):
+        return 0
+    return job.gpus_per_node
+
+
+def judge_tcp_stage(
+    job: Job, attempt: AttemptState, members: Sequence[Observed], elapsed_s: float
+) -> Verdict:
+    """Every link carried its payload there and back, and the master has a free rendezvous port."""
+    reports = reports_of(attempt, members, Stage.TCP)
+    waiting = any(report is None or report.state == "running" for report in reports)
+    if waiting and elapsed_s <= job.deadlines.tcp_s + REPORT_SLACK_S:
+        return PENDING
+    results = _tcp_results(members, reports)
+    findings = (*judge_tcp([seat.member for seat in attempt.seats], results), *carried(reports))
+    master = results.get(members[0].replica_id)
+    port = master.rendezvous_port if master else None
+    if blocking(findings, job.allow) or port is None:
+        return Verdict("failed", first_error(findings, job.allow), findings, retryable=True)
+    links = [link for result in results.values() for link in result.links]
+    rtts = [link.rtt_s for link in links if link.rtt_s is not None]
+    rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
+    summary = f"{len(links)} links echoed" + (f", slowest {max(rtts) * 1000:.1f} ms" if rtts else "")
+    return Verdict(
+        "passed",
+        f"{summary}, rendezvous on port {port}",
+        findings,
+        figures={
+            "links": len(links),
+            "rtt_max_s": max(rtts, default=None),
+            "bytes_per_s_min": min(rates, default=None),
+            "rendezvous_port": port,
+        },
+        updates={"rendezvous_port": port, "free_ports": _free_ports(members, results)},
+    )
+
+
+def _tcp_results(members: Sequence[Observed], reports: Sequence[TaskReport | None]) -> dict[str, TcpResult]:
+    return {
+        member.replica_id: report.result
+        for member, report in zip(members, reports, strict=True)
+        if report is not None and isinstance(report.result, TcpResult)
+    }
+
+
+def _free_ports(members: Sequence[Observed], results: Mapping[str, TcpResult]) -> tuple[int | None, ...]:
+    """By rank: a port nobody listens on there, for the groups of an isolation."""
+    found = [results.get(member.replica_id) for member in members]
+    return tuple(result.rendezvous_port if result else None for result in found)

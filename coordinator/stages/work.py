@@ -1,0 +1,130 @@
+"""The gates of the work itself: every replica has prepared the same data, all ranks trained together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import JsonValue
+
+from coordinator.attempt import AttemptState, Observed
+from coordinator.core.catalogue import finding
+from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage, TaskReport
+from coordinator.stages.verdict import PENDING, Verdict, carried, reports_of
+
+
+def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
+    """Every replica has the same prepared data."""
+    reports = reports_of(attempt, members, Stage.PREPARE)
+    failed = _failed_runs(members, reports, Stage.PREPARE)
+    if failed:
+        return Verdict("failed", failed[0].message, failed)
+    if any(report is None or report.state == "running" for report in reports):
+        return PENDING
+    outputs = [_output(report) for report in reports]
+    digests = {str(output.get("digest")) for output in outputs}
+    samples = [output.get("rows") for output in outputs]
+    if len(digests) > 1:
+        rows = ", ".join(f"rank {r}: {n} samples" for r, n in enumerate(samples))
+        differ = finding(
+            "RUN002",
+            f"The replicas prepared different data ({rows}); they would take different numbers of steps and hang.",
+            stage=Stage.PREPARE,
+            evidence={"prepared": {m.replica_id: o for m, o in zip(members, outputs, strict=True)}},
+        )
+        return Verdict("failed", differ.message, (differ,))
+    count = samples[0] if samples else None
+    same = f"{count} samples, the same on every rank" if count is not None else "prepared on every rank"
+    return Verdict("passed", same, carried(reports), figures={"samples": count})
+
+
+def judge_train(
+    attempt: AttemptState, members: Sequence[Observed], starts: Sequence[ProgressRecord]
+) -> Verdict:
+    """All ranks trained together to the end: one world, the same steps, exit 0 everywhere."""
+    reports = reports_of(attempt, members, Stage.TRAIN)
+    failed = _failed_runs(members, reports, Stage.TRAIN)
+    apart = _training_apart(attempt, starts)
+    if failed or apart:
+        findings = (*apart, *failed)
+        return Verdict("failed", findings[0].message, findings, retryable=not apart)
+    if any(report is None or report.state == "running" for report in reports):
+        return PENDING
+    silent = sorted(set(range(attempt.world_size)) - {start.rank for start in starts})
+    if silent:
+        unseen = finding(
+            "RUN004",
+            f"Training ended with exit code 0, but rank {', '.join(map(str, silent))} never said that it trained.",
+            evidence={"heard_of": [*sorted(start.rank for start in starts)]},
+        )
+        return Verdict("failed", unseen.message, (unseen,))
+    steps = starts[0].total_steps
+    return Verdict(
+        "passed",
+        f"{steps} steps on {attempt.world_size} ranks",
+        carried(reports),
+        figures={"total_steps": steps, "world_size": attempt.world_size},
+    )
+
+
+def _raw_output(report: TaskReport | None) -> JsonValue:
+    return report.result.output if report is not None and isinstance(report.result, RunResult) else None
+
+
+def _output(report: TaskReport | None) -> dict[str, JsonValue]:
+    output = _raw_output(report)
+    return output if isinstance(output, dict) else {}
+
+
+def _failed_runs(
+    members: Sequence[Observed], reports: Sequence[TaskReport | None], stage: Stage
+) -> tuple[Finding, ...]:
+    """A finding for each rank whose process failed; what the agent found itself comes first."""
+    found: list[Finding] = []
+    for rank, (member, report) in enumerate(zip(members, reports, strict=True)):
+        if report is None or report.state != "failed":
+            continue
+        own = tuple(f.model_copy(update={"replica": f.replica or member.replica_id}) for f in report.findings)
+        found.extend(own)
+        result = report.result if isinstance(report.result, RunResult) else RunResult()
+        if any(f.severity == "error" for f in own):
+            continue
+        how = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
+        found.append(
+            finding(
+                "RUN001",
+                f"{stage.value} failed on rank {rank} ({member.name}) with {how}.",
+                stage=stage,
+                replica=member.replica_id,
+                evidence={"exit_code": result.exit_code, "signal": result.signal, "tail": list(result.tail)},
+            )
+        )
+    return tuple(found)
+
+
+def _training_apart(attempt: AttemptState, starts: Sequence[ProgressRecord]) -> tuple[Finding, ...]:
+    """Machines that train alone, or disagree on how long, are a failure even where every one exits 0."""
+    found: list[Finding] = []
+    alone = [s for s in starts if s.world_size is not None and s.world_size != attempt.world_size]
+    if alone:
+        worlds = {str(s.rank): s.world_size for s in alone}
+        found.append(
+            finding(
+                "RUN003",
+                f"The training's world has {alone[0].world_size} ranks where it must have {attempt.world_size}: "
+                "a machine trains alone.",
+                evidence={"world_sizes": dict(worlds)},
+            )
+        )
+    for what in ("total_steps", "batches"):
+        said = {s.rank: getattr(s, what) for s in starts if getattr(s, what) is not None}
+        if len(set(said.values())) > 1:
+            each = ", ".join(f"rank {rank}: {value}" for rank, value in sorted(said.items()))
+            found.append(
+                finding(
+                    "RUN002",
+                    f"The ranks disagree on {what.replace('_', ' ')} ({each}); the run would hang at the shorter one's end.",
+                    stage=Stage.TRAIN,
+                    evidence={what: {str(rank): value for rank, value in said.items()}},
+                )
+            )
+    return tuple(found)
