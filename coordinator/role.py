@@ -1,7 +1,8 @@
 """What this replica is: it watches the hints of discovery and says so whenever the answer changes.
 
 A thread of `rankcall up`, because name servers and shared folders may block for minutes while a SIGTERM
-must not. By URL or peers the answer is final once it is known; by a lease it is held, lost and won.
+must not. By a lease the role is held, lost and won. By URL or peers a master stays master; a replica looks
+again now and then, since a name server may for a while know the address that this container had before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from coordinator.core.whereabouts import (
 # seldom, since a name server is shared.
 _FIRST_RETRY_S = 0.5
 _SLOWEST_RETRY_S = 5.0
+_LOOK_AGAIN_S = 15.0
 
 
 class RoleWatch(threading.Thread):
@@ -56,17 +58,19 @@ class RoleWatch(threading.Thread):
     def run(self) -> None:
         retry_s = _FIRST_RETRY_S
         while not self._closing.is_set():
-            place = self._look()
+            place = settled(self._last, self._look()) if self._contest is None else self._look()
             if place != self._last:
                 self._last = place
                 self._tell(place)
             if self._contest is not None:
                 self._closing.wait(self._contest.folder.times.beat_s)
-            elif isinstance(place, Place):
-                return
-            else:
+            elif isinstance(place, Undecided):
                 self._closing.wait(retry_s)
                 retry_s = min(retry_s * 1.5, _SLOWEST_RETRY_S)
+            elif place.here:
+                return
+            else:
+                self._closing.wait(_LOOK_AGAIN_S)
         if self._contest is not None:
             self._contest.give_up()
 
@@ -79,6 +83,13 @@ class RoleWatch(threading.Thread):
         """Ends the watch; a shared folder that does not answer is not waited for any longer than `wait_s`."""
         self._closing.set()
         self.join(wait_s)
+
+
+def settled(before: Place | Undecided | None, now: Place | Undecided) -> Place | Undecided:
+    """The role after one more look by names: what is decided stays, but a replica may turn out to be the master."""
+    if not isinstance(before, Place):
+        return now
+    return now if isinstance(now, Place) and now.here else before
 
 
 class Contest:

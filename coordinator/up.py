@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import fcntl
 import os
 import queue
 import select
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coordinator.claim import CannotStart, check_port, claimed
 from coordinator.core import paths
 from coordinator.core.clock import monotonic_s
 from coordinator.core.process import (
@@ -33,8 +31,15 @@ from coordinator.core.process import (
     start,
 )
 from coordinator.core.tied import tied
-from coordinator.core.whereabouts import BadHint, Hints, Place, Undecided, hints_of, http_url
-from coordinator.listeners import listener_of
+from coordinator.core.whereabouts import (
+    BadHint,
+    Hints,
+    Place,
+    Undecided,
+    hints_of,
+    http_url,
+    without_service_links,
+)
 from coordinator.role import RoleWatch
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,10 +67,6 @@ class UpTimes:
     service_grace_s: float = 3.0
     port_wait_s: float = 5.0
     repeat_s: float = 60.0
-
-
-class CannotStart(Exception):
-    """`rankcall up` has no business running here; the text says why and what to do."""
 
 
 def say(text: str) -> None:
@@ -290,60 +291,6 @@ class Signals:
         return len(self.asked) > 1
 
 
-@contextlib.contextmanager
-def claimed(state: Path) -> Iterator[None]:
-    """This supervisor alone uses the state folder.
-
-    Raises:
-        CannotStart: when the folder cannot be written, or another supervisor uses it.
-    """
-    try:
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (state / "up.lock").open("w")
-    except OSError as error:
-        raise CannotStart(
-            f"the state folder {state} cannot be written ({error.strerror or error}); "
-            "set RANKCALL_STATE_DIR to a folder on this container's own disk"
-        ) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CannotStart(
-                f"another `rankcall up` uses {state}; one replica runs one. "
-                "Several on one machine need a RANKCALL_STATE_DIR each"
-            ) from None
-        yield
-
-
-def check_port(host: str, port: int, wait_s: float) -> None:
-    """Refuses a port that somebody else listens on, after giving a predecessor time to let go of it.
-
-    Raises:
-        CannotStart: naming the port, and who holds it where that can be seen.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    give_up_s = monotonic_s() + wait_s
-    while True:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                return
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise CannotStart(
-                        f"{host} port {port} cannot be served: {error.strerror}; see RANKCALL_HOST and RANKCALL_PORT"
-                    ) from None
-        if monotonic_s() >= give_up_s:
-            holder = listener_of(port)
-            by = f" by {holder}" if holder else ""
-            raise CannotStart(
-                f"port {port} is in use{by}; set RANKCALL_PORT to another one, or end that process"
-            )
-        select.select([], [], [], 0.2)
-
-
 def run(environment: Mapping[str, str], times: UpTimes | None = None) -> int:
     """Until SIGTERM (returns 0) or Ctrl-C (130). Must be called in the main thread.
 
@@ -351,6 +298,7 @@ def run(environment: Mapping[str, str], times: UpTimes | None = None) -> int:
         CannotStart: for a state folder, port or RANKCALL_* variable that cannot be used.
     """
     times = times or UpTimes()
+    environment = without_service_links(environment)
     try:
         hints = hints_of(environment)
     except BadHint as error:

@@ -15,7 +15,7 @@ from coordinator.core.views import (
     ReplicaPage,
     Submission,
 )
-from coordinator.core.whereabouts import BadHint, checked_url
+from coordinator.core.whereabouts import BadHint, checked_url, without_service_links
 
 API = "/api/v1"
 # A submission carries up to 64 MiB of files over a home's uplink.
@@ -28,7 +28,7 @@ _NOBODY_THERE = (502, 503, 504)
 
 def base_url(environment: Mapping[str, str] | None = None) -> str:
     """RANKCALL_URL, else this machine's own port: every replica serves the coordinator's API there."""
-    known = os.environ if environment is None else environment
+    known = without_service_links(os.environ if environment is None else environment)
     url = known.get("RANKCALL_URL", "").strip()
     port = known.get("RANKCALL_PORT", "").strip() or "8000"
     try:

@@ -23,8 +23,9 @@ def up() -> None:
     by a lease in RANKCALL_SHARED_DIR; where none is set, or where it is this replica, it is started here.
     SIGTERM or Ctrl-C ends the training of this replica and leaves nothing behind.
     """
+    from coordinator.claim import CannotStart
     from coordinator.cli.exits import Exit, Stop
-    from coordinator.up import CannotStart, run
+    from coordinator.up import run
 
     try:
         code = run(os.environ)

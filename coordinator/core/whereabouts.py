@@ -91,6 +91,13 @@ def hints_of(environment: Mapping[str, str]) -> Hints:
     )
 
 
+def without_service_links(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without the RANKCALL_PORT that Kubernetes sets in every pod when a Service is called `rankcall`:
+    `tcp://10.96.0.7:8000` (so do Docker's old links)."""
+    linked = environment.get("RANKCALL_PORT", "").startswith(("tcp://", "udp://"))
+    return {name: value for name, value in environment.items() if not (linked and name == "RANKCALL_PORT")}
+
+
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "").strip()
     if not text:

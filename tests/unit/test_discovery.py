@@ -19,7 +19,9 @@ from coordinator.core.whereabouts import (
     reachable_address,
     recogniser,
     resolve,
+    without_service_links,
 )
+from coordinator.role import settled
 
 NAMES = {
     "10.0.0.4": ("10.0.0.4",),
@@ -165,3 +167,22 @@ def test_names_resolve_to_addresses_or_to_none() -> None:
     assert resolve("127.0.0.1") == ("127.0.0.1",)
     assert resolve("no-such-name.invalid") == ()
     assert resolve("a" * 300) == ()
+
+
+def test_the_port_variable_of_a_kubernetes_service_is_not_ours() -> None:
+    assert without_service_links({"RANKCALL_PORT": "tcp://10.96.0.7:8000", "A": "1"}) == {"A": "1"}
+    assert without_service_links({"RANKCALL_PORT": "8100"}) == {"RANKCALL_PORT": "8100"}
+
+
+def test_a_replica_may_turn_out_to_be_the_master_but_what_is_decided_stays() -> None:
+    here, there = (
+        Place("http://127.0.0.1:8000", True, "first"),
+        Place("http://10.0.0.4:8000", False, "second"),
+    )
+    away = Undecided("no name")
+    assert settled(None, away) == away
+    assert settled(away, there) == there
+    assert settled(there, here) == here, "its own new address was not known to the name server before"
+    assert settled(there, away) == there
+    assert settled(here, there) == here
+    assert settled(here, away) == here
