@@ -94,6 +94,11 @@ class Forker:
             data = data[os.write(self._answers, data) :]
 
     def _obey(self, order: dict[str, Any]) -> None:
+        if "cancel" in order:
+            for there in self._rounds:
+                if there.order == order["cancel"]:
+                    there.until = 0.0
+            return
         now = time.monotonic()
         task = order.get("task")
         log = os.memfd_create("round")

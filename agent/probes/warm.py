@@ -93,7 +93,10 @@ class WarmProbe:
             }
 
     async def collective(self, task: CollectiveTask) -> CollectiveResult:
-        """Take part in a round; never raises, and answers within the task's deadline (and a moment)."""
+        """Take part in a round; never raises, and answers within the task's deadline (and a moment).
+
+        Cancelled, it ends the round's processes, and the imported torch stays.
+        """
         began = time.monotonic()
         phase = "import"
         try:
@@ -158,6 +161,10 @@ class WarmProbe:
             return await self._waiting[number]
         except (ConnectionError, RuntimeError) as problem:
             raise _Gone("the probe process has ended") from problem
+        except asyncio.CancelledError:
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                process.stdin.write(json.dumps({"cancel": number}).encode() + b"\n")
+            raise
         finally:
             del self._waiting[number]
 

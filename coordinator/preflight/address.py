@@ -7,10 +7,10 @@ to 127.* never matters. Loopback counts only where all replicas are on one machi
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from coordinator.core.catalogue import finding
-from coordinator.core.protocol import Address, Finding, Registration
+from coordinator.core.protocol import Address, Finding, Registration, TcpResult
 
 # Interfaces that carry traffic inside one machine only.
 _INSIDE = ("docker", "br-", "veth", "virbr", "cni", "podman", "flannel.", "cali", "kube-ipvs")
@@ -42,6 +42,34 @@ def choose(registrations: Mapping[str, Registration]) -> Mapping[str, Address]:
                 chosen[replica] = address
                 break
     return chosen
+
+
+def settle(
+    offered: Mapping[str, Sequence[Address]], results: Mapping[str, TcpResult]
+) -> Mapping[str, Address]:
+    """Of all addresses that were tried, the one of each replica that most peers reached.
+
+    All of one family, so that the training's processes find each other: the family with which most links
+    work, IPv4 where they tie. Among equals the first offered. A replica that nobody reached keeps its first
+    offer of that family, so that the findings speak of an address.
+    """
+    reached: dict[tuple[str, str], int] = {}
+    for result in results.values():
+        for link in result.links:
+            key = (link.replica_id, link.address)
+            reached[key] = reached.get(key, 0) + link.ok
+
+    def best(replica: str, family: str) -> tuple[int, Address | None]:
+        mine = [address for address in offered[replica] if address.family == family]
+        if not mine:
+            return 0, None
+        first = max(mine, key=lambda address: reached.get((replica, address.address), 0))
+        return reached.get((replica, first.address), 0), first
+
+    totals = {family: sum(best(r, family)[0] for r in offered) for family in ("ipv4", "ipv6")}
+    usable = {family: sum(best(r, family)[1] is not None for r in offered) for family in totals}
+    family = max(totals, key=lambda name: (usable[name] == len(offered), totals[name], name == "ipv4"))
+    return {r: chosen for r in offered if (chosen := best(r, family)[1]) is not None}
 
 
 def judge(registrations: Mapping[str, Registration]) -> tuple[Finding, ...]:

@@ -1,10 +1,10 @@
-"""Which probes each replica makes. Called by `stages.py` when an attempt enters tcp or collective."""
+"""Which probes each replica makes. Called by `assignment.py` when an attempt is in tcp or collective."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.core.protocol import Member
+from coordinator.core.protocol import Address, Member
 
 _SAMPLE_ALL_UP_TO = (
     8  # replicas; above, only some links carry the whole payload: N×N of them would be a load test
@@ -18,6 +18,15 @@ def tcp_targets(members: Sequence[Member]) -> Mapping[str, tuple[Member, ...]]:
     So that not all of them knock at rank 0 first.
     """
     return {member.replica_id: (*members[at + 1 :], *members[:at]) for at, member in enumerate(members)}
+
+
+def with_offers(members: Sequence[Member], offers: Mapping[str, Sequence[Address]]) -> tuple[Member, ...]:
+    """`members` with each once for every address it offers: peers try them all, `address.settle` chooses."""
+    return tuple(
+        member.model_copy(update={"address": offer.address, "interface": offer.interface})
+        for member in members
+        for offer in offers.get(member.replica_id) or (Address(address=member.address, interface=""),)
+    )
 
 
 def sampled(members: Sequence[Member]) -> Mapping[str, tuple[str, ...] | None]:

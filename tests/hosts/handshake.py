@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from coordinator.core.protocol import (
     TcpTask,
 )
 from coordinator.preflight import plan
+from coordinator.preflight.isolate import NextRound, Verdict, advance
+from coordinator.preflight.isolate_verdict import outcome, tell
 from coordinator.preflight.verdict import judge_collective, judge_tcp
 
 PROBER = Path(__file__).with_name("prober.py")
@@ -112,6 +114,30 @@ class Handshake:
     def judged_collective(self, deadline_s: float = 20.0) -> tuple[Finding, ...]:
         return judge_collective(self.members, self.collective(deadline_s))
 
+    def isolate(
+        self, deadline_s: float, among_all: Mapping[str, CollectiveResult] | None = None
+    ) -> tuple[Verdict, tuple[Finding, ...]]:
+        """The check among all (or what it gave before), then rounds of groups until there is a verdict."""
+        replicas = tuple(member.replica_id for member in self.members)
+        history = [(outcome(replicas, among_all or self.collective(deadline_s)),)]
+        while isinstance(step := advance(replicas, history), NextRound):
+            tasks = self._groups(step.groups, deadline_s)
+            answers = self._ask_all([tasks.get(member.replica_id) for member in self.members], deadline_s)
+            results = {
+                replica: CollectiveResult.model_validate_json(answer) for replica, answer in answers.items()
+            }
+            history.append(tuple(outcome(group, results) for group in step.groups))
+        return step, tell(step, self.members, history)
+
+    def _groups(self, groups: Sequence[Sequence[str]], deadline_s: float) -> dict[str, CollectiveTask]:
+        """A round of groups: each a world of its own, its first member the master."""
+        by_id = {member.replica_id: member for member in self.members}
+        return {
+            replica: self._round(by_id[replica], [by_id[other] for other in group], deadline_s)
+            for group in groups
+            for replica in group
+        }
+
     def _round(
         self, member: Member, group: Sequence[Member], deadline_s: float, **changed: object
     ) -> CollectiveTask:
@@ -131,11 +157,16 @@ class Handshake:
             }
         )
 
-    def _ask_all(self, tasks: Sequence[TcpTask | CollectiveTask], deadline_s: float) -> dict[str, bytes]:
+    def _ask_all(
+        self, tasks: Sequence[TcpTask | CollectiveTask | None], deadline_s: float
+    ) -> dict[str, bytes]:
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(len(tasks)) as pool:
-            asked = [pool.submit(p.ask, t, deadline_s + 2) for p, t in zip(self.probers, tasks, strict=True)]
-            answers = [one.result() for one in asked]
+            asked = [
+                pool.submit(prober.ask, task, deadline_s + 2) if task else None
+                for prober, task in zip(self.probers, tasks, strict=True)
+            ]
+            answers = [one.result() if one else None for one in asked]
         self.took_s = time.monotonic() - began
         return {
             member.replica_id: answer for member, answer in zip(self.members, answers, strict=True) if answer

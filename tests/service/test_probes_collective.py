@@ -175,6 +175,25 @@ def test_a_stopped_probe_process_is_given_up_after_the_deadline_and_replaced() -
     asyncio.run(run())
 
 
+def test_a_cancelled_round_leaves_no_child_and_the_process_goes_on() -> None:
+    async def run() -> None:
+        async with warm(1) as probes:
+            await probes[0].torch_facts()
+            pid = probes[0].pid
+            running = asyncio.create_task(probes[0].collective(task(0, 2, free_port(), deadline_s=60.0)))
+            child = await _child_of(probes[0])
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            until = time.monotonic() + 5
+            while Path(f"/proc/{child}").exists():
+                assert time.monotonic() < until
+                await asyncio.sleep(0.02)
+            assert (await together(probes, free_port()))[0].ok
+            assert probes[0].pid == pid
+
+    asyncio.run(run())
+
+
 def test_without_torch_the_result_says_so() -> None:
     async def run(folder: Path) -> None:
         # An interpreter without site-packages: it has the agent, and no torch.

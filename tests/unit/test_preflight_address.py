@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.core.protocol import Address, Registration
-from coordinator.preflight.address import choose, judge, offers
+from coordinator.core.protocol import Address, LinkResult, Member, Registration, TcpResult
+from coordinator.preflight.address import choose, judge, offers, settle
+from coordinator.preflight.plan import tcp_targets, with_offers
 
 
 def replica(*addresses: str) -> Registration:
@@ -59,3 +60,53 @@ def test_a_replica_without_a_usable_address_is_named() -> None:
     (found,) = judge({"a": replica("10.0.0.1%eth0"), "b": replica("172.17.0.1%docker0")})
     assert (found.code, found.replica) == ("NET041", "b")
     assert "172.17.0.1 on docker0" in found.message
+
+
+def reached(*pairs: tuple[str, str, bool]) -> TcpResult:
+    return TcpResult(links=tuple(LinkResult(replica_id=r, address=a, ok=ok) for r, a, ok in pairs))
+
+
+def test_the_address_that_most_peers_reach_is_settled_on() -> None:
+    offered = {
+        "a": offers(replica("192.168.0.1%eth1", "10.0.0.1%eth0")),
+        "b": offers(replica("10.0.0.2%eth0")),
+        "c": offers(replica("10.0.0.3%eth0")),
+    }
+    results = {
+        "b": reached(("a", "192.168.0.1", False), ("a", "10.0.0.1", True), ("c", "10.0.0.3", True)),
+        "c": reached(("a", "192.168.0.1", True), ("a", "10.0.0.1", True), ("b", "10.0.0.2", True)),
+        "a": reached(("b", "10.0.0.2", True), ("c", "10.0.0.3", True)),
+    }
+    settled = settle(offered, results)
+    assert {name: (a.address, a.interface) for name, a in settled.items()} == {
+        "a": ("10.0.0.1", "eth0"),
+        "b": ("10.0.0.2", "eth0"),
+        "c": ("10.0.0.3", "eth0"),
+    }
+
+
+def test_the_family_in_which_the_links_work_is_settled_on_for_all() -> None:
+    offered = {
+        name: offers(replica(f"10.0.0.{n}%eth0", f"fd00::{n}%eth0")) for name, n in (("a", 1), ("b", 2))
+    }
+    results = {
+        "a": reached(("b", "10.0.0.2", False), ("b", "fd00::2", True)),
+        "b": reached(("a", "10.0.0.1", False), ("a", "fd00::1", True)),
+    }
+    assert {name: a.address for name, a in settle(offered, results).items()} == {
+        "a": "fd00::1",
+        "b": "fd00::2",
+    }
+
+
+def test_where_nothing_was_reached_the_first_offer_stays() -> None:
+    offered = {"a": offers(replica("10.0.0.1%eth0", "10.1.0.1%eth1")), "b": offers(replica("10.0.0.2%eth0"))}
+    assert settle(offered, {})["a"].address == "10.0.0.1"
+
+
+def test_every_offer_of_a_peer_is_a_target_and_none_of_ones_own() -> None:
+    members = [Member(replica_id=name, rank=rank, address="x") for rank, name in enumerate("ab")]
+    offered = {"a": offers(replica("10.0.0.1%eth0", "10.1.0.1%eth1")), "b": offers(replica("10.0.0.2%eth0"))}
+    targets = tcp_targets(with_offers(members, offered))
+    assert [(t.replica_id, t.address) for t in targets["b"]] == [("a", "10.0.0.1"), ("a", "10.1.0.1")]
+    assert [(t.replica_id, t.address) for t in targets["a"]] == [("b", "10.0.0.2")]
