@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import rehearsal
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from rehearsal import Player, Script
 from serving import Coordinator, running
 from wire import wire_to
@@ -70,4 +70,25 @@ def test_the_overview_says_that_it_reconnects(
         expect(page.locator("#link")).to_have_text("live", timeout=15_000)
         expect(page.locator("li.replica", has_text="a late one")).to_be_visible()
         page.close()
+    faults[:] = [fault for fault in faults if "net::ERR_" not in fault]
+
+
+def test_a_page_whose_scripts_did_not_arrive_tries_again(
+    coordinator: Coordinator, open_page: Open, faults: list[str]
+) -> None:
+    page = open_page("about:blank")
+    refused = 2
+
+    def route(request: Route) -> None:
+        nonlocal refused
+        refused -= 1
+        if refused >= 0:
+            request.abort()
+        else:
+            request.continue_()
+
+    page.route("**/js/shared/format.js", route)
+    page.goto(coordinator.url)
+    expect(page.locator(".verdict-line")).to_be_visible(timeout=15_000)
+    page.close()
     faults[:] = [fault for fault in faults if "net::ERR_" not in fault]

@@ -91,9 +91,9 @@ def test_a_change_of_any_file_changes_every_address(tmp_path: Path) -> None:
 
 def test_another_releases_files_and_other_paths_are_not_there(client: httpx.Client) -> None:
     version = load().version
-    assert client.get(f"/static/{version}/js/theme.js").status_code == 200
+    assert client.get(f"/static/{version}/js/boot.js").status_code == 200
     for path in (
-        "/static/000000000000/js/theme.js",
+        "/static/000000000000/js/boot.js",
         f"/static/{version}/",
         f"/static/{version}/js",
         f"/static/{version}/../templates/base.html",

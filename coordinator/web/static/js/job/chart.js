@@ -79,9 +79,11 @@ export class Chart {
     const ranks = this.#series.ranks(this.#attempt);
     const lines = this.#lines(measure, ranks);
     fill(this.#tools, this.#controls(measures, measure, ranks));
-    const data = lines.length > 0 ? uPlot.join(lines.map(({ line }) => [line.steps, line.values])) : [[]];
+    // The lowest rank lies on top of the others, the evaluations on top of all.
+    const drawn = [...lines.filter(({ evaluated }) => !evaluated).reverse(), ...lines.filter(({ evaluated }) => evaluated)];
+    const data = drawn.length > 0 ? uPlot.join(drawn.map(({ line }) => [line.steps, line.values])) : [[]];
     const shape = JSON.stringify([this.#attempt, measure.key, lines.map(({ name }) => name)]);
-    if (this.#plot === null || shape !== this.#shape) this.#build(measure, lines, data);
+    if (this.#plot === null || shape !== this.#shape) this.#build(measure, drawn, data);
     else this.#plot.setData(data);
     this.#shape = shape;
     this.#sayLast(measure, lines);
@@ -135,7 +137,8 @@ export class Chart {
           ...lines.map(({ name, colour: line, evaluated }) => ({
             label: name,
             stroke: colour(line),
-            width: evaluated ? 2.25 : 1.4,
+            width: evaluated ? 1.25 : 1.6,
+            dash: evaluated ? [3, 4] : undefined,
             spanGaps: true,
             points: { show: evaluated ? true : undefined, size: 8, fill: colour("--surface"), width: 2 },
           })),
@@ -153,7 +156,8 @@ export class Chart {
       this.#sayLast(measure);
       return;
     }
-    const parts = plot.series.slice(1).map((series, index) => ({ name: series.label, value: plot.data[index + 1][idx] }));
+    const values = new Map(plot.series.slice(1).map((series, index) => [series.label, plot.data[index + 1][idx]]));
+    const parts = this.#lines(measure, this.#series.ranks(this.#attempt)).map(({ name }) => ({ name, value: values.get(name) }));
     this.#say(measure, `step ${count(plot.data[0][idx])}`, parts.filter(({ value }) => value !== null && value !== undefined));
   }
 

@@ -6,7 +6,7 @@ import { fill, listen } from "../shared/dom.js";
 import { everySecond, live } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
 import { api, jobIdHere } from "../shared/site.js";
-import { say, showLink, signedIn, top } from "../shared/top.js";
+import { healed, say, showLink, signedIn, top } from "../shared/top.js";
 import { act, copy } from "./actions.js";
 import { answers } from "./answers.js";
 import { artifacts } from "./artifacts.js";
@@ -109,6 +109,7 @@ function follow() {
     },
     (link, problem) => {
       showLink(link);
+      if (link === "live") healed();
       if (problem) say(problem);
     },
   );

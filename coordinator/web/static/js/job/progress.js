@@ -50,7 +50,7 @@ function bar(job) {
         "aria-valuemax": progress.total_steps,
         "aria-valuenow": share === null ? null : progress.step,
         "aria-valuetext": words,
-        "data-state": job.state,
+        "data-state": share >= 1 ? "succeeded" : job.state,
       },
       el("div", { class: "progress-fill", vars: { "--share": share ?? 0 } }),
     ),

@@ -33,6 +33,7 @@ export class Scroll {
     host.append(this.#box, this.#foot);
     this.#box.append(this.#pending);
     this.#box.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    new ResizeObserver(() => this.#keepAtEnd()).observe(this.#box);
     listen(host, { end: () => this.#toEnd(), earlier: () => this.#earlier() });
   }
 
@@ -74,7 +75,7 @@ export class Scroll {
   wrap(yes) {
     this.wraps = yes;
     this.#box.classList.toggle("wrap", yes);
-    if (this.#atEnd) this.#toEnd();
+    this.#keepAtEnd();
   }
 
   /** A hidden page draws nothing for a long time: what waits is bounded like what is shown. */
@@ -96,8 +97,12 @@ export class Scroll {
     // A painter of its own: the unfinished line must not leave its colours on.
     this.#pending.replaceChildren(...pieces(new Painter(), this.#lines.pending));
     this.#drop(this.#sizes.length - (this.#atEnd ? LINES_AT_END : LINES_READING));
-    if (this.#atEnd) this.#box.scrollTop = this.#box.scrollHeight;
     this.#drawFoot();
+    this.#keepAtEnd();
+  }
+
+  #keepAtEnd() {
+    if (this.#atEnd) this.#box.scrollTop = this.#box.scrollHeight;
   }
 
   #drawn(lines, painter) {
@@ -151,7 +156,7 @@ export class Scroll {
 
   #toEnd() {
     this.#atEnd = true;
-    this.#box.scrollTop = this.#box.scrollHeight;
+    this.#keepAtEnd();
     this.#drawFoot();
   }
 

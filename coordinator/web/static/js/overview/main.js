@@ -5,7 +5,7 @@ import { fill } from "../shared/dom.js";
 import { everySecond, live } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
 import { api } from "../shared/site.js";
-import { say, showLink, signedIn, top } from "../shared/top.js";
+import { healed, say, showLink, signedIn, top } from "../shared/top.js";
 import { jobRows, noJobs } from "./jobs.js";
 import { headline } from "./headline.js";
 
@@ -68,11 +68,11 @@ async function begin() {
       overview(seen) {
         ({ jobs, replicas } = seen);
         show();
-        say(null);
       },
     },
     (state, problem) => {
       showLink(state);
+      if (state === "live") healed();
       if (problem) say(problem);
     },
   );

@@ -21,8 +21,16 @@ export function showLink(state) {
   fill(link, WORDS[state] ?? state);
 }
 
+let unreachable = false;
+
+/** The coordinator answers again: take away the word that it did not. */
+export function healed() {
+  if (unreachable) say(null);
+}
+
 /** Say a problem at the top of the page; null takes it away. */
 export function say(problem) {
+  unreachable = problem instanceof Problem && problem.status === 0;
   const said = document.getElementById("said");
   if (!said) return;
   const words = problem instanceof Problem ? [problem.message, problem.hint].filter(Boolean).join(" ") : problem;
@@ -39,6 +47,12 @@ function showTheme(button, theme) {
 
 /** Wire the buttons; `changed` is called when the colours have. */
 export function top(changed = () => {}) {
+  try {
+    // All scripts have arrived (see boot.js).
+    sessionStorage.removeItem("rankcall.tries");
+  } catch {
+    // Nothing was remembered.
+  }
   const root = document.documentElement;
   const button = document.getElementById("theme");
   showTheme(button, root.dataset.theme ?? "system");
