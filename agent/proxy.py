@@ -19,15 +19,14 @@ from typing import Any
 
 import httpx
 
-from agent.discovery import coordinator_url
-from agent.settings import AgentSettings, SettingsError
-from coordinator.core.whereabouts import BadHint, Undecided
+from agent.discovery import locate
+from coordinator.core.whereabouts import BadHint, Hints, Undecided, hints_of, without_service_links
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Locate = Callable[[], Awaitable[str | Undecided]]
+Whereabouts = Callable[[], Awaitable[str | Undecided]]
 
 # Headers that belong to one connection (RFC 9110 §7.6.1), and those each side writes anew.
 _HOP_BY_HOP = frozenset(
@@ -52,10 +51,10 @@ _PASSED_THROUGH = b"x-rankcall-passed-through"
 
 
 class Proxy:
-    """The ASGI application. `locate` says where the coordinator is now; it is asked again after a failure."""
+    """The ASGI application. `whereabouts` says where the coordinator is now; it is asked again after a failure."""
 
-    def __init__(self, locate: Locate) -> None:
-        self._locate = locate
+    def __init__(self, whereabouts: Whereabouts) -> None:
+        self._whereabouts = whereabouts
         self._url: str | None = None
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(_SILENT_S, connect=_CONNECT_S),
@@ -102,7 +101,7 @@ class Proxy:
 
     async def _located(self) -> str | Undecided:
         try:
-            return await self._locate()
+            return await self._whereabouts()
         except BadHint as error:
             return Undecided(str(error))
 
@@ -241,15 +240,16 @@ def listen(host: str | None, port: int, *, has_token: bool) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
-async def serve(settings: AgentSettings, listener: socket.socket) -> None:
+async def serve(hints: Hints, listener: socket.socket) -> None:
     """Until SIGTERM or SIGINT."""
     import uvicorn
 
-    async def locate() -> str | Undecided:
-        return await coordinator_url(settings)
+    async def whereabouts() -> str | Undecided:
+        place = await asyncio.to_thread(locate, hints)
+        return place if isinstance(place, Undecided) else place.url
 
     config = uvicorn.Config(
-        Proxy(locate),
+        Proxy(whereabouts),
         ws="none",
         log_level="warning",
         access_log=False,
@@ -263,20 +263,21 @@ async def serve(settings: AgentSettings, listener: socket.socket) -> None:
 
 
 def main() -> int:
+    # Not the agent's settings: pydantic would be a third of this process's memory.
+    environment = without_service_links(os.environ)
+    host = environment.get("RANKCALL_HOST") or None
     try:
-        settings = AgentSettings.from_environment()
-    except SettingsError as error:
+        hints = hints_of(environment)
+        listener = listen(host, hints.port, has_token=bool(environment.get("RANKCALL_TOKEN")))
+    except BadHint as error:
         print(f"rankcall proxy: {error}", file=sys.stderr)
         return 2
-    host = os.environ.get("RANKCALL_HOST") or None
-    try:
-        listener = listen(host, settings.port, has_token=settings.token is not None)
     except OSError as error:
-        where = f"{host or 'this machine'}, port {settings.port}"
+        where = f"{host or 'this machine'}, port {hints.port}"
         print(f"rankcall proxy: the page cannot be served at {where}: {error.strerror}", file=sys.stderr)
         return 1
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(settings, listener))
+        asyncio.run(serve(hints, listener))
     return 0
 
 

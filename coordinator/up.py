@@ -292,7 +292,7 @@ class Signals:
 
 
 def run(environment: Mapping[str, str], times: UpTimes | None = None) -> int:
-    """Until SIGTERM (returns 0) or Ctrl-C (130). Must be called in the main thread.
+    """Runs this replica until SIGTERM (returns 0) or Ctrl-C (130). Must be called in the main thread.
 
     Raises:
         CannotStart: for a state folder, port or RANKCALL_* variable that cannot be used.
@@ -358,3 +358,15 @@ def adopt_orphans() -> None:
     """Become the parent of what loses its own below this process (as pid 1 is without asking)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def main() -> int:
+    try:
+        return run(os.environ)
+    except CannotStart as error:
+        say(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

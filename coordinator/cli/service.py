@@ -23,16 +23,7 @@ def up() -> None:
     by a lease in RANKCALL_SHARED_DIR; where none is set, or where it is this replica, it is started here.
     SIGTERM or Ctrl-C ends the training of this replica and leaves nothing behind.
     """
-    from coordinator.claim import CannotStart
-    from coordinator.cli.exits import Exit, Stop
-    from coordinator.up import run
-
-    try:
-        code = run(os.environ)
-    except CannotStart as error:
-        raise Stop(Exit.FAILED, str(error)) from None
-    if code:
-        raise Stop(Exit(code))
+    _become("coordinator.up")
 
 
 def coordinator() -> None:
@@ -46,7 +37,7 @@ def agent() -> None:
 
 
 def _become(module: str) -> None:
-    """This process turns into another: the agent must not carry the command line's imports."""
+    """This process turns into another, which does not carry the command line's imports."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", module])  # noqa: S606
