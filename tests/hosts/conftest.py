@@ -1,15 +1,16 @@
-"""The fixture that makes hosts. Where the machine cannot, tests fail and say so: they never skip silently."""
+"""The fixtures that make hosts. Where the machine cannot, tests fail and say so: they never skip silently."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from namespaces import CannotMakeHosts, Host
-from namespaces import hosts as made
+from namespaces import MakeHosts, making
 
-MakeHosts = Callable[..., tuple[Host, ...]]
+# The stand-in for a training environment is the service tests' own.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "service"))
 
 
 @pytest.fixture
@@ -23,19 +24,4 @@ def hosts() -> Iterator[MakeHosts]:
 def module_hosts() -> Iterator[MakeHosts]:
     """As `hosts`, for hosts that all tests of a file share."""
     with making() as make:
-        yield make
-
-
-@contextlib.contextmanager
-def making() -> Iterator[MakeHosts]:
-    with contextlib.ExitStack() as stack:
-
-        def make(
-            count: int, *, ipv4: bool = True, ipv6: bool = False, outside: bool = False
-        ) -> tuple[Host, ...]:
-            try:
-                return stack.enter_context(made(count, ipv4=ipv4, ipv6=ipv6, outside=outside))
-            except CannotMakeHosts as problem:
-                pytest.fail(f"this machine cannot stand for several hosts: {problem}")
-
         yield make

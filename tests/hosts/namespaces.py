@@ -14,15 +14,18 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "rankcall"
@@ -38,7 +41,10 @@ class CannotMakeHosts(Exception):
 
 @dataclass
 class Host:
-    """One namespace. `address` is its IPv4 address on `eth0` ("" without), `address6` its IPv6 one."""
+    """One namespace. `address` is its IPv4 address on `eth0` ("" without), `address6` its IPv6 one.
+
+    With `apart` each process started on it is pid 1 of a container of its own, and looks like one.
+    """
 
     name: str
     namespace: str
@@ -46,15 +52,23 @@ class Host:
     address6: str
     interface: str = "eth0"
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    bound: dict[Path, Path] = field(default_factory=dict)
+    apart: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(address for address in (self.address, self.address6) if address)
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """`argv` as it runs on this host, with the host's own name."""
-        named = f'hostname {self.name} && exec "$@"'
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", named, "sh", *argv]
+        """`argv` as it runs on this host, with the host's own name and its own view of bound folders."""
+        # `ip netns exec` has made a mount namespace of its own, so what is bound here is bound nowhere else.
+        binds = [
+            f"mount --bind {shlex.quote(f'{source}')} {shlex.quote(f'{at}')}"
+            for at, source in self.bound.items()
+        ]
+        script = " && ".join((*binds, f"hostname {self.name}", 'exec "$@"'))
+        spaces = ["--uts", *(["--pid", "--fork", "--mount-proc"] if self.apart else [])]
+        return ["ip", "netns", "exec", self.namespace, "unshare", *spaces, "sh", "-c", script, "sh", *argv]
 
     def popen(
         self,
@@ -150,6 +164,20 @@ class Host:
         """What /etc/hosts says on this host, for processes started from now on."""
         (_NETNS / self.namespace / "hosts").write_text("\n".join((*lines, "")))
 
+    def bind(self, at: Path, source: Path) -> None:
+        """Show the folder `source` at `at` on this host alone, for processes started from now on."""
+        at.mkdir(parents=True, exist_ok=True)
+        self.bound[at] = source
+
+    def listeners(self) -> dict[int, str]:
+        """TCP ports that are listened on, with who does, as `ss` says it."""
+        listed = self.run(["ss", "-Hltnp"]).stdout
+        return {
+            int(words[3].rpartition(":")[2]): " ".join(words[5:])
+            for line in listed.splitlines()
+            if (words := line.split())
+        }
+
     def pids(self) -> list[int]:
         """Processes that run on this host."""
         return _pids(self.namespace)
@@ -220,6 +248,25 @@ def hosts(
                 host.end()
             for namespace in (switch, *(host.namespace for host in everyone)):
                 _delete(namespace)
+
+
+MakeHosts = Callable[..., tuple[Host, ...]]
+
+
+@contextlib.contextmanager
+def making() -> Iterator[MakeHosts]:
+    """What `hosts` is as a fixture: a function that makes hosts, and a failed test where they cannot be made."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            count: int, *, ipv4: bool = True, ipv6: bool = False, outside: bool = False
+        ) -> tuple[Host, ...]:
+            try:
+                return stack.enter_context(hosts(count, ipv4=ipv4, ipv6=ipv6, outside=outside))
+            except CannotMakeHosts as problem:
+                pytest.fail(f"this machine cannot stand for several hosts: {problem}")
+
+        yield make
 
 
 def check() -> None:

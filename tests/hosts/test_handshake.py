@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MakeHosts
 from handshake import PORT, Handshake, probers
-from namespaces import Host
+from namespaces import Host, MakeHosts
 
 from coordinator.core.process import every_process
 from coordinator.core.protocol import Finding
