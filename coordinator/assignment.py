@@ -24,6 +24,7 @@ from coordinator.core.protocol import (
 from coordinator.core.views import Submission
 from coordinator.preflight.plan import sampled, tcp_targets
 from coordinator.render import Rendered, Site, Topology, render
+from coordinator.render.environment import environment
 from coordinator.stages import round_limit_s, task_id
 
 # The field's default first; the others are ordinary ports just above it that nothing well known uses.
@@ -42,20 +43,26 @@ class Work:
 
 def rendered(work: Work, attempt: AttemptState, seat: Seat, facts: Facts | None = None) -> Rendered:
     """The files, environment and commands of one rank; the attempt's rendezvous port must be known."""
-    topology = Topology(
+    return render(work.submission, _topology(attempt), _site(seat, facts), attempt.number)
+
+
+def _topology(attempt: AttemptState) -> Topology:
+    return Topology(
         nodes=len(attempt.seats),
         gpus_per_node=attempt.gpus_per_node,
         master_address=attempt.seats[0].address,
         master_port=attempt.rendezvous_port or RENDEZVOUS_PORTS[0],
     )
-    site = Site(
+
+
+def _site(seat: Seat, facts: Facts | None) -> Site:
+    return Site(
         rank=seat.rank,
         interface=seat.interface,
         family=seat.family,
         gpu_names=tuple(gpu.name for gpu in facts.gpus) if facts else (),
         host_id=seat.replica_id,
     )
-    return render(work.submission, topology, site, attempt.number)
 
 
 def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts | None = None) -> AttemptPlan:
@@ -77,8 +84,8 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
     if stage is Stage.TCP:
         return base.model_copy(update={"task": _tcp(job, attempt, seat)})
     if stage is Stage.COLLECTIVE:
-        environment = rendered(work, attempt, seat, facts).environment
-        return base.model_copy(update={"task": _collective(job, attempt, seat, environment)})
+        variables, _ = environment(_topology(attempt), _site(seat, facts), f"../attempt-{attempt.number}")
+        return base.model_copy(update={"task": _collective(job, attempt, seat, variables)})
     files = rendered(work, attempt, seat, facts)
     return base.model_copy(
         update={
@@ -112,7 +119,7 @@ def _candidates(rank: int) -> tuple[int, ...]:
 
 
 def _collective(
-    job: Job, attempt: AttemptState, seat: Seat, environment: Mapping[str, str]
+    job: Job, attempt: AttemptState, seat: Seat, variables: Mapping[str, str]
 ) -> CollectiveTask | None:
     """The seat's part in the running round, None when it rests.
 
@@ -135,9 +142,7 @@ def _collective(
         backend="nccl" if attempt.gpus_per_node else "gloo",
         interface=seat.interface,
         processes=processes,
-        environment={
-            name: value for name, value in environment.items() if name.startswith(("NCCL_", "GLOO_"))
-        },
+        environment={name: value for name, value in variables.items() if name.startswith(("NCCL_", "GLOO_"))},
     )
 
 
