@@ -1,9 +1,9 @@
 """The agent's loop: observe, report, converge. Level-triggered, so any of it may be cut off at any moment.
 
-Three loops share what they know through this object: one follows the desired state with a held read, one makes
-this replica be what is desired, one reports what is: at once when there is something new, else every two
-seconds. Made by `__main__.py`. SIGTERM ends the training of this replica; a crash ends nothing, and the next
-agent takes over what runs.
+One loop follows the desired state with a held read, one makes this replica be what is desired
+(`convergence.py`), one reports what is: at once when there is something new, else every two seconds. Made by
+`start.py`. SIGTERM ends the training of this replica; a crash ends nothing, and the next agent takes over
+what runs.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from typing import Any
 
 import structlog
 
-from agent import addresses, discovery, facts, gpus, identity, launcher
+from agent import addresses, discovery, facts, gpus, identity
 from agent.client import Backoff, Coordinator, Murmur, NotRegistered
+from agent.convergence import Convergence
 from agent.identity import Identity
 from agent.probes import echo
 from agent.probes.warm import WarmProbe
 from agent.settings import AgentSettings, platform_ordinal
 from agent.streams import REPORT_BYTES, Mirror
-from agent.tasks import Attempt, Surroundings
+from agent.tasks import Surroundings
 from agent.telemetry import Meter
 from agent.uploads import Uploads
 from coordinator.core.clock import monotonic_s
 from coordinator.core.http import ProblemAnswer, Unreachable
-from coordinator.core.process import ProcessId
 from coordinator.core.protocol import (
     AttemptPlan,
-    Desired,
     Facts,
     Registered,
     Registration,
@@ -54,7 +53,6 @@ class Rhythm:
         gather_s: what is new waits so long for company; what a gate waits for (a task that ended) does not.
         look_s: how often streams are looked at while an attempt is here.
         stream_s: the least between two reports that carry nothing but stream bytes.
-        marks_s: how often all processes are searched for those of an attempt.
         last_words_s: how long the end of the streams may take to be delivered when the agent is asked to end.
     """
 
@@ -62,7 +60,6 @@ class Rhythm:
     gather_s: float = 0.25
     look_s: float = 0.5
     stream_s: float = 1.0
-    marks_s: float = 15.0
     last_words_s: float = 3.0
 
 
@@ -87,7 +84,7 @@ class Agent:
         self._meter = Meter(settings.state_dir, self._environment)
         self._warm = WarmProbe(settings.python)
         self._uploads = Uploads(self._layout, settings.data_roots, self._coordinator)
-        self._around = Surroundings(
+        around = Surroundings(
             layout=self._layout,
             python=settings.python,
             replica_id=lambda: self._who.replica_id,
@@ -96,18 +93,13 @@ class Agent:
             redactor=lambda: self._redactor,
             news=self._tell,
         )
+        self._convergence = Convergence(around, self._mirror, self._learn_secrets)
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
         self._delivered = asyncio.Event()
-        self._wanted = asyncio.Event()
-        self._desired: Desired | None = None
-        self._work: Attempt | None = None
-        self._marked: dict[str, set[ProcessId]] = {}
-        self._marked_at_s = float("-inf")
         self._facts: Facts | None = None
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
-        self._introduction: Registration | None = None
         self._reported_s = float("-inf")
 
     # --- life
@@ -119,14 +111,14 @@ class Agent:
         Raises:
             Exception: what a loop could not cope with; the training goes on, and the next agent adopts it.
         """
-        await self._serve_echo()
-        self._adopt()
+        self._echo = await self._serve_echo(0)
+        self._convergence.adopt()
         loops = [
             asyncio.create_task(loop, name=name)
             for name, loop in {
-                "register": self._keep_registered(),
+                "register": self._coordinator.keep_registered(self._introduce, self._outdated, self._welcome),
                 "follow": self._follow(),
-                "converge": self._converge(),
+                "converge": self._convergence.run(),
                 "report": self._report(),
                 "facts": self._learn_facts(),
             }.items()
@@ -148,20 +140,11 @@ class Agent:
             await self._close()
 
     async def _end_everything(self, loops: list[asyncio.Task[None]]) -> None:
-        """End the training, and deliver the last of its streams while the coordinator listens."""
+        """End the training, and deliver the last of its reports and streams while the coordinator listens."""
         for loop in loops:
             if loop.get_name() in {"follow", "converge"}:
                 loop.cancel()
-        if self._work is not None:
-            self._work.leave()
-        holding = self._holding(look=True)
-        if holding:
-            log.warning("ending what runs here", attempts=sorted(holding))
-        await asyncio.gather(*(self._end(attempt_id) for attempt_id in holding))
-        if self._work is not None:
-            await self._work.left()
-        for attempt_id, _ in launcher.attempt_folders(self._layout):
-            self._mirror.close(attempt_id)
+        await self._convergence.shut_down()
         if not self._coordinator.registered:
             return
         with contextlib.suppress(TimeoutError):
@@ -174,30 +157,12 @@ class Agent:
                         return
 
     async def _close(self) -> None:
-        if self._work is not None:
-            await self._work.aclose()
+        await self._convergence.aclose()
         await self._uploads.aclose()
         await self._warm.close()
         if self._echo is not None:
             await self._echo.aclose()
         await self._coordinator.aclose()
-
-    def _adopt(self) -> None:
-        """Find what an agent before this one left: streams not yet delivered, and an attempt that still runs."""
-        holding = self._holding(look=True)
-        for attempt_id, folder in launcher.attempt_folders(self._layout):
-            if attempt_id in holding or not folder.mirrored.exists():
-                self._mirror.follow(attempt_id, folder)
-        if len(holding) == 1:
-            (attempt_id,) = holding
-            self._work = self._attempt(attempt_id)
-
-    def _attempt(self, attempt_id: str) -> Attempt:
-        job_id, _, number = attempt_id.rpartition("-")
-        folder = self._layout.attempt(job_id, int(number))
-        folder.streams.mkdir(parents=True, exist_ok=True)
-        self._mirror.follow(attempt_id, folder)
-        return Attempt(attempt_id, folder, self._around)
 
     def _tell(self, urgent: bool = False) -> None:
         self._news.set()
@@ -206,13 +171,12 @@ class Agent:
 
     # --- registration
 
-    async def _serve_echo(self) -> None:
-        if self._echo is not None:
-            await self._echo.aclose()
-        self._echo = await echo.serve(self._who.replica_id, self._settings.address)
-
-    async def _keep_registered(self) -> None:
-        await self._coordinator.keep_registered(self._introduce, self._outdated, self._welcome)
+    async def _serve_echo(self, port: int) -> echo.EchoServer:
+        """At the address that is offered; everywhere, where that is one that is translated on its way here."""
+        if self._settings.address:
+            with contextlib.suppress(OSError):
+                return await echo.serve(self._who.replica_id, self._settings.address, port)
+        return await echo.serve(self._who.replica_id, None, port)
 
     async def _introduce(self) -> Registration:
         """Who this replica is, with the addresses it has now."""
@@ -248,10 +212,9 @@ class Agent:
             )
             self._who = replace(self._who, replica_id=registered.replica_id)
             identity.save(self._layout, self._who)
-            port = self._echo.port if self._echo else 0
             assert self._echo is not None
             await self._echo.aclose()
-            self._echo = await echo.serve(self._who.replica_id, self._settings.address, port)
+            self._echo = await self._serve_echo(self._echo.port)
         self._facts_told = None
         self._mirror.ask_again()
         self._tell()
@@ -299,74 +262,13 @@ class Agent:
             if desired.version == version:  # told at once what is known already: never ask in a busy circle
                 await asyncio.sleep(1.0)
             version = desired.version
-            self._desired = desired
             self._uploads.want(desired.uploads)
-            self._wanted.set()
-
-    async def _converge(self) -> None:
-        """Make this replica be what is desired: first end what is not, then do what is."""
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            desired = self._desired
-            if desired is None:
-                continue
-            plan = desired.attempt
-            await self._leave_others(plan)
-            if self._desired is not desired and _differs(self._desired, plan):
-                self._wanted.set()  # something else is desired by now
-                continue
-            if plan is not None:
-                if self._work is None:
-                    self._work = self._attempt(plan.attempt_id)
-                self._learn_secrets(plan)
-                self._work.want(plan)
-                self._tell()
-
-    async def _leave_others(self, plan: AttemptPlan | None) -> None:
-        """End every attempt but the desired one, and report it as long as anything of it is left."""
-        wanted = plan.attempt_id if plan else None
-        if self._work is not None and self._work.attempt_id != wanted:
-            await self._work.aclose()
-        others = self._holding(look=True) - {wanted}
-        if others:
-            log.info("ending", attempts=sorted(others))
-            await asyncio.gather(*(self._end(attempt_id) for attempt_id in others))
-        left = self._holding(look=False)
-        if self._work is not None and self._work.attempt_id != wanted:
-            self._work = None
-            await self._warm.start()
-        for attempt_id, _ in launcher.attempt_folders(self._layout):
-            if attempt_id != wanted and attempt_id not in left:
-                self._mirror.close(attempt_id)
-        if others - left:
-            self._tell()
-        if left - {wanted}:
-            asyncio.get_running_loop().call_later(self._rhythm.marks_s, self._wanted.set)
-
-    async def _end(self, attempt_id: str) -> None:
-        stuck = await asyncio.to_thread(launcher.end_attempt, attempt_id, self._layout)
-        if stuck:
-            log.error("not even SIGKILL ends them", attempt=attempt_id, pids=[one.pid for one in stuck])
-        launcher.reap()
-        self._look_for_marks()
+            self._convergence.want(desired)
 
     def _learn_secrets(self, plan: AttemptPlan) -> None:
         self._redactor = self._redactor.with_secrets(secrets_of(plan.environment))
 
     # --- what is
-
-    def _look_for_marks(self) -> None:
-        self._marked, self._marked_at_s = launcher.marked(self._layout), monotonic_s()
-
-    def _holding(self, *, look: bool) -> set[str]:
-        """Attempts of which something runs here. `look`: search all processes now, not only now and then."""
-        if look or monotonic_s() - self._marked_at_s >= self._rhythm.marks_s:
-            self._look_for_marks()
-        held = set(self._marked)
-        if self._work is not None and (self._work.busy or launcher.shims(self._work.folder)):
-            held.add(self._work.attempt_id)
-        return held
 
     async def _report(self) -> None:
         """Say what is: at once when something is new, else in the usual rhythm."""
@@ -381,7 +283,7 @@ class Agent:
             now_s = monotonic_s()
             telemetry = None
             if now_s - telemetry_s >= self._rhythm.report_s * 0.9:
-                telemetry, telemetry_s = self._meter.read(self._roots()), now_s
+                telemetry, telemetry_s = self._meter.read(self._convergence.shims()), now_s
             report = self._compose(telemetry, now_s)
             try:
                 reply = await self._coordinator.report(report)
@@ -425,22 +327,13 @@ class Agent:
     def _compose(self, telemetry: Telemetry | None, now_s: float) -> Report:
         return Report(
             incarnation=self._who.incarnation,
-            holding=tuple(sorted(self._holding(look=False))),
-            attempt_id=self._work.attempt_id if self._work else None,
-            tasks=self._work.reports if self._work else (),
+            holding=tuple(sorted(self._convergence.holding())),
+            attempt_id=self._convergence.attempt_id,
+            tasks=self._convergence.reports,
             appends=self._mirror.appends(now_s),
             facts=self._facts if self._facts is not self._facts_told else None,
             telemetry=telemetry,
         )
-
-    def _roots(self) -> tuple[ProcessId, ...]:
-        return launcher.shims(self._work.folder) if self._work else ()
-
-
-def _differs(desired: Desired | None, plan: AttemptPlan | None) -> bool:
-    """Whether by now another attempt is desired than that of `plan`."""
-    now = desired.attempt if desired else None
-    return (now.attempt_id if now else None) != (plan.attempt_id if plan else None)
 
 
 def _version() -> str:

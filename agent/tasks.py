@@ -257,6 +257,8 @@ class Attempt:
             await around.warm.close()
             if plan.rank == 0:
                 await self._rendezvous_port_free(task, plan)
+        if self._leaving:
+            raise _Failed(self._shut_down(task.stage))
         try:
             launcher.write_spec(folder, task, plan, around.layout, around.python)
             launcher.start(folder, plan, self.folder)

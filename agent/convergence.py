@@ -1,0 +1,162 @@
+"""Makes this replica be what is desired: ends every attempt but the one that is, then does that one's task.
+
+The one place that knows which attempts this replica holds. What an agent before this one left running is taken
+over, and judged by the same rule. Called by `main.py`, whose loops bring the desired state and take the reports away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from agent import launcher
+from agent.streams import Mirror
+from agent.tasks import Attempt, Surroundings
+from coordinator.core.clock import monotonic_s
+from coordinator.core.process import ProcessId
+from coordinator.core.protocol import AttemptPlan, Desired, TaskReport
+
+log = structlog.get_logger("agent")
+
+MARKS_S = 15.0  # how often all processes are searched for those of an attempt, when nothing suggests a change
+
+
+class Convergence:
+    """What runs here, and what should.
+
+    Args:
+        prepare: called with a plan before anything of it is done.
+    """
+
+    def __init__(self, around: Surroundings, mirror: Mirror, prepare: Callable[[AttemptPlan], None]) -> None:
+        self._around = around
+        self._layout = around.layout
+        self._mirror = mirror
+        self._prepare = prepare
+        self._desired: Desired | None = None
+        self._changed = asyncio.Event()
+        self._work: Attempt | None = None
+        self._marked: dict[str, set[ProcessId]] = {}
+        self._marked_at_s = float("-inf")
+
+    # --- what is reported
+
+    @property
+    def attempt_id(self) -> str | None:
+        """The attempt this replica works on, until nothing of it is left."""
+        return self._work.attempt_id if self._work else None
+
+    @property
+    def reports(self) -> tuple[TaskReport, ...]:
+        return self._work.reports if self._work else ()
+
+    def shims(self) -> tuple[ProcessId, ...]:
+        return launcher.shims(self._work.folder) if self._work else ()
+
+    def holding(self) -> set[str]:
+        """Attempts of which something runs here. Processes that lost their shim are seen within `MARKS_S`."""
+        if monotonic_s() - self._marked_at_s >= MARKS_S:
+            self._look()
+        held = set(self._marked)
+        if self._work is not None and (self._work.busy or self.shims()):
+            held.add(self._work.attempt_id)
+        return held
+
+    def _look(self) -> set[str]:
+        """Search all processes for those of an attempt, now."""
+        self._marked, self._marked_at_s = launcher.marked(self._layout), monotonic_s()
+        return self.holding()
+
+    # --- what is done
+
+    def adopt(self) -> None:
+        """Find what an agent before this one left: streams not yet delivered, and an attempt that still runs."""
+        holding = self._look()
+        for attempt_id, folder in launcher.attempt_folders(self._layout):
+            if attempt_id in holding or not folder.mirrored.exists():
+                self._mirror.follow(attempt_id, folder)
+        if len(holding) == 1:
+            self._work = self._attempt(holding.pop())
+
+    def want(self, desired: Desired) -> None:
+        """This is what should be, from now on."""
+        self._desired = desired
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Follow what is wanted. Never returns."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            desired = self._desired
+            if desired is None:
+                continue
+            plan = desired.attempt
+            await self._leave_others(plan.attempt_id if plan else None)
+            if plan is None or self._is_outdated(plan):
+                continue
+            if self._work is None:
+                self._work = self._attempt(plan.attempt_id)
+            self._prepare(plan)
+            self._work.want(plan)
+            self._around.news(False)
+
+    async def shut_down(self) -> None:
+        """End everything here, and have a report of how each task ended. `run` must have been cancelled."""
+        if self._work is not None:
+            self._work.leave()
+        held = self._look()
+        if held:
+            log.warning("ending what runs here", attempts=sorted(held))
+        await asyncio.gather(*(self._end(attempt_id) for attempt_id in held))
+        if self._work is not None:
+            await self._work.left()
+        await asyncio.gather(*(self._end(attempt_id) for attempt_id in self._look()))
+        for attempt_id, _ in launcher.attempt_folders(self._layout):
+            self._mirror.close(attempt_id)
+
+    async def aclose(self) -> None:
+        """Stop working on it; what runs goes on."""
+        if self._work is not None:
+            await self._work.aclose()
+
+    def _attempt(self, attempt_id: str) -> Attempt:
+        job_id, _, number = attempt_id.rpartition("-")
+        folder = self._layout.attempt(job_id, int(number))
+        folder.streams.mkdir(parents=True, exist_ok=True)
+        self._mirror.follow(attempt_id, folder)
+        return Attempt(attempt_id, folder, self._around)
+
+    def _is_outdated(self, plan: AttemptPlan) -> bool:
+        """Whether by now another attempt is desired; then the next turn of the loop sees to that one."""
+        now = self._desired.attempt if self._desired else None
+        return now is None or now.attempt_id != plan.attempt_id
+
+    async def _leave_others(self, wanted: str | None) -> None:
+        """End every attempt but the wanted one; each is reported as held for as long as anything of it is left."""
+        left_work = self._work is not None and self._work.attempt_id != wanted
+        if left_work and self._work is not None:
+            await self._work.aclose()
+        others = self._look() - {wanted}
+        if others:
+            log.info("ending", attempts=sorted(others))
+            await asyncio.gather(*(self._end(attempt_id) for attempt_id in others))
+        still = self._look() - {wanted}
+        if left_work:
+            self._work = None
+            await self._around.warm.start()
+        for attempt_id, _ in launcher.attempt_folders(self._layout):
+            if attempt_id != wanted and attempt_id not in still:
+                self._mirror.close(attempt_id)
+        if left_work or others:
+            self._around.news(True)
+        if still:  # hangs in the kernel; it may come out of there
+            asyncio.get_running_loop().call_later(MARKS_S, self._changed.set)
+
+    async def _end(self, attempt_id: str) -> None:
+        stuck = await asyncio.to_thread(launcher.end_attempt, attempt_id, self._layout)
+        if stuck:
+            log.error("not even SIGKILL ends them", attempt=attempt_id, pids=[one.pid for one in stuck])
+        launcher.reap()
