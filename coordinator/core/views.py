@@ -169,7 +169,7 @@ class JobSummary(View):
     stage: Stage
     verdict: str
     nodes: int
-    gpus_per_node: int | None
+    gpus_per_node: int | None = None
     attempts: int
     created_at: datetime
     started_at: datetime | None = None

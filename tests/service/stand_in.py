@@ -4,7 +4,8 @@ Called like the interpreter of a training environment. `agent.prepare`, accelera
 are stood in for; anything else (the probes, torch included) goes to the real interpreter. What it does is told
 by `behaviour.json` in the submission's bundle:
 
-    {"steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true}
+    {"steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
+     "prepare_until": "release"}
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ def behaviour() -> dict[str, Any]:
 
 
 def prepare() -> int:
-    if behaviour().get("silent"):
+    told = behaviour()
+    if told.get("silent"):
         time.sleep(600)
+    while told.get("prepare_until") and not Path(told["prepare_until"]).exists():
+        time.sleep(0.1)
     Path(ATTEMPT, "prepare-result.json").write_text(json.dumps({"rows": 8, "digest": "d1"}))
     print("prepared")
     return 0

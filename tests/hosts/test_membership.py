@@ -1,0 +1,397 @@
+"""Who is there, who is not, and who leaves: replicas that start in any order, are killed, cloned or too many.
+
+Real coordinator, real agents, real addresses; only the training itself is stood in for (`tests/service/stand_in.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import Fleet, Replica, fleet
+from namespaces import Host, MakeHosts
+
+from coordinator.core.views import JobView
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(900)]
+
+# The least that the checks accept.
+CONFIG = """\
+base_model: org/model
+datasets:
+  - path: org/data
+    type: alpaca
+learning_rate: 0.0002
+output_dir: ./outputs
+"""
+# Nothing here is about these: torch is imported in minutes where the machine is busy.
+GENEROUS = {"match_s": 300, "collective_s": 300}
+SERVICES = {
+    "coordinator": (sys.executable, "-m", "coordinator"),
+    "agent": (sys.executable, "-m", "agent"),
+}
+
+Interrupted = Callable[[Fleet, JobView], None]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> str:
+    return stand_in(tmp_path)
+
+
+def stand_in(folder: Path) -> str:
+    """An interpreter whose training takes a second and does what a job's `behaviour.json` says."""
+    python = folder / "python"
+    script = Path(__file__).resolve().parent.parent / "service" / "stand_in.py"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def deployment(hosts: tuple[Host, ...], folder: Path, *, nodes: int | None = None) -> Any:
+    return fleet(hosts, folder, nodes=nodes, more={"RANKCALL_PYTHON": stand_in(folder)})
+
+
+@pytest.fixture(scope="module")
+def lasting(module_hosts: MakeHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with deployment(module_hosts(3, outside=True), tmp_path_factory.mktemp("lasting")) as three:
+        yield three
+
+
+@pytest.fixture
+def three(lasting: Fleet) -> Iterator[Fleet]:
+    """Three replicas that are there, have torch imported and nothing to do. Torch is imported once for all tests."""
+    for replica in lasting.replicas:
+        if replica.process is None or replica.process.poll() is not None:
+            replica.up()
+    lasting.ready(*(replica.host.name for replica in lasting.replicas))
+    yield lasting
+    for replica in lasting.replicas:
+        replica.host.clear()
+    for summary in lasting.client.get("/jobs").json()["items"] if lasting.alive() else ():
+        if summary["state"] in ("queued", "running"):
+            lasting.client.post(f"/jobs/{summary['id']}/cancel")
+            lasting.ended(summary["id"])
+
+
+def submit(deployment: Fleet, nodes: int, behaviour: dict[str, Any] | None = None, **deadlines: float) -> str:
+    told = base64.b64encode(json.dumps(behaviour or {}).encode()).decode()
+    answer = deployment.client.post(
+        "/jobs",
+        json={
+            "config": CONFIG,
+            "nodes": nodes,
+            "gpus_per_node": 0,
+            "files": [{"path": "behaviour.json", "data": told}],
+            "deadlines": {**GENEROUS, **deadlines},
+        },
+    )
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def seats(job: JobView) -> list[str]:
+    """Host names in rank order."""
+    assert job.attempt is not None
+    members = sorted(job.attempt.members, key=lambda member: member.rank)
+    assert [member.rank for member in members] == list(range(len(members)))
+    return [member.hostname for member in members]
+
+
+def attempt(number: int) -> Callable[[JobView], bool]:
+    return lambda job: job.attempt is not None and job.attempt.number == number
+
+
+def cancelled(deployment: Fleet, job_id: str) -> None:
+    deployment.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
+    assert deployment.ended(job_id).state == "cancelled"
+
+
+def kill(replica: Replica, service: str) -> int:
+    """SIGKILL to one of a replica's services; its pid."""
+    pid = replica.pid_of(*SERVICES[service])
+    assert pid is not None, replica.said
+    replica.kill(pid)
+    return pid
+
+
+# --- in whatever order they start
+
+
+def test_agents_that_start_first_wait_for_the_coordinator_and_say_so_now_and_then(
+    hosts: MakeHosts, tmp_path: Path
+) -> None:
+    with deployment(hosts(3, outside=True), tmp_path) as late_master:
+        began = time.monotonic()
+        late_master.up(1, 2)
+        for waiting in late_master.replicas[1:]:
+            late_master.eventually(
+                lambda w=waiting: "waiting for the coordinator" in w.said, "it says for whom it waits"
+            )
+        unreached = late_master.replicas[1].run("nodes")
+        assert unreached.code == 3, unreached
+        assert f"{late_master.master.host.address}:8000" in unreached.err
+        job_id = None
+        late_master.up(0)
+        late_master.gathered("host-1", "host-2", "host-3")
+        job_id = submit(late_master, 3)
+        job = late_master.until(job_id, attempt(1))
+        assert seats(job) == ["host-1", "host-2", "host-3"]
+        waited_s = time.monotonic() - began
+        for waiting in late_master.replicas[1:]:
+            said = re.findall(r"waiting for the coordinator.*", waiting.said)
+            assert len(said) <= 1 + waited_s / 15, said
+            assert "connection refused" in said[0]
+            assert "Traceback" not in waiting.said
+        cancelled(late_master, job_id)
+
+
+def test_all_start_at_once_and_the_job_waits_for_the_one_that_is_late(
+    hosts: MakeHosts, tmp_path: Path
+) -> None:
+    with deployment(hosts(3, outside=True), tmp_path, nodes=3) as slow:
+        slow.up(0, 2)
+        slow.gathered("host-1", "host-3")
+        job_id = submit(slow, 3)
+        job = slow.until(job_id, lambda job: "waiting for one more" in job.verdict)
+        assert (job.state, job.verdict) == ("queued", "2 of 3 replicas registered, waiting for one more.")
+        assert slow.page().message == "2 of 3 replicas registered, waiting for one more"
+        assert slow.master.run("job", job_id).code == 101
+        slow.up(1)
+        job = slow.until(job_id, attempt(1))
+        assert seats(job) == ["host-1", "host-2", "host-3"], "by address, whoever came first"
+        cancelled(slow, job_id)
+
+
+def test_more_nodes_than_there_are_is_said_early_and_ends_at_the_deadline(
+    three: Fleet, tmp_path: Path
+) -> None:
+    config = tmp_path / "job.yml"
+    config.write_text(CONFIG)
+    second = three.replicas[1]
+    asked = ("submit", str(config), "--nodes", "4", "--deadline", "gather=4s", "--watch")
+    ended = second.run(*asked)
+    assert ended.code == 124, ended
+    early, at_last = ended.err.split("SYS001", 1)
+    assert "3 of 4 replicas registered, waiting for one more." in early
+    assert "Only 3 of 4 replicas were there after 4 s: 1 missing." in at_last
+    job = three.job(ended.out.strip())
+    (found,) = job.findings
+    assert (found.code, found.severity, found.stage) == ("SYS001", "error", "gather")
+    assert (found.evidence["wanted"], found.evidence["missing"]) == (4, 1)
+    assert found.hint
+    assert second.run("job", job.id).code == 124
+
+
+# --- more than are wanted, and the same ones again
+
+
+def test_replicas_beyond_what_a_job_wants_stand_by_and_serve_the_next(three: Fleet) -> None:
+    first = submit(three, 2, {"prepare_until": "never"})
+    assert seats(three.until(first, attempt(1))) == ["host-1", "host-2"]
+    roles = {view.hostname: (view.role, view.rank) for view in three.page().items}
+    assert roles == {"host-1": ("member", 0), "host-2": ("member", 1), "host-3": ("spare", None)}
+    second = submit(three, 1, {"prepare_until": "never"})
+    assert seats(three.until(second, attempt(1))) == ["host-3"]
+    third = submit(three, 1)
+    waiting = three.until(third, lambda job: "waiting" in job.verdict)
+    assert waiting.verdict == "0 of 1 replicas free, waiting for one more."
+    for job_id in (third, second, first):
+        cancelled(three, job_id)
+
+
+def test_ranks_outlast_attempts_restarts_and_the_return_of_one_that_was_replaced(three: Fleet) -> None:
+    """By address host-2 would be rank 1; host-3 keeps the rank it took over when host-2 was away."""
+    second, third = three.replicas[1:]
+    job_id = submit(three, 2, {"prepare_until": "never"})
+    assert seats(three.until(job_id, attempt(1))) == ["host-1", "host-2"]
+    cancelled(three, job_id)
+    second.vanish()
+    three.gathered("host-1", "host-3")
+    retry(three, job_id)
+    assert seats(three.until(job_id, attempt(2))) == ["host-1", "host-3"]
+    cancelled(three, job_id)
+    second.up()
+    three.gathered("host-1", "host-2", "host-3")
+    retry(three, job_id)
+    assert seats(three.until(job_id, attempt(3))) == ["host-1", "host-3"]
+    cancelled(three, job_id)
+    before = incarnations(three)
+    third.vanish()
+    third.up()
+    three.eventually(lambda: incarnations(three)["host-3"] == before["host-3"] + 1, "host-3 is back")
+    retry(three, job_id)
+    job = three.until(job_id, attempt(4))
+    assert seats(job) == ["host-1", "host-3"]
+    assert [past.number for past in job.previous] == [1, 2, 3]
+    assert incarnations(three) == {**before, "host-3": before["host-3"] + 1}
+    cancelled(three, job_id)
+
+
+def retry(deployment: Fleet, job_id: str) -> None:
+    ordered = deployment.replicas[0].run("retry", job_id)
+    assert (ordered.code, ordered.out.strip()) == (0, job_id), ordered
+
+
+def incarnations(deployment: Fleet) -> dict[str, int]:
+    return {view.hostname: view.incarnation for view in deployment.page().items}
+
+
+def test_a_cloned_state_folder_gets_an_id_of_its_own(three: Fleet) -> None:
+    second, third = three.replicas[1:]
+    ids = {view.hostname: view.id for view in three.page().items}
+    third.vanish()
+    shutil.rmtree(third.state)
+    shutil.copytree(second.state, third.state)
+    third.host.apart = True  # a container of its own, as the clone of a container is
+    third.up()
+    three.eventually(lambda: "SYS002" in third.said, "the clone is told")
+    own = json.loads((third.state / "replica.json").read_text())["replica_id"]
+    three.gathered("host-1", "host-2", "host-3")
+    after = {view.hostname: view.id for view in three.page().items if view.alive}
+    assert after == {**ids, "host-3": own}
+    assert own not in ids.values()
+    assert "came with the id of host-2, which is alive" in third.said
+    assert json.loads((second.state / "replica.json").read_text())["replica_id"] == ids["host-2"]
+    job_id = submit(three, 3)
+    assert seats(three.until(job_id, attempt(1))) == ["host-1", "host-2", "host-3"]
+    cancelled(three, job_id)
+    third.vanish()
+    third.host.apart = False
+    third.up()
+    three.gathered("host-1", "host-2", "host-3")
+    again = {view.hostname: view.id for view in three.page().items if view.alive}
+    assert again == after, "the id is kept"
+
+
+# --- what is killed
+
+
+def test_a_coordinator_killed_while_gathering_goes_on_gathering(three: Fleet) -> None:
+    three.replicas[2].vanish()
+    three.gathered("host-1", "host-2")
+    job_id = submit(three, 3)
+    three.until(job_id, lambda job: "waiting for one more" in job.verdict)
+    before = kill(three.master, "coordinator")
+    three.eventually(
+        lambda: three.master.pid_of(*SERVICES["coordinator"]) not in (None, before), "it is started again"
+    )
+    three.gathered("host-1", "host-2")
+    job = three.until(job_id, lambda job: "waiting for one more" in job.verdict)
+    assert job.state == "queued"
+    three.replicas[2].up()
+    assert seats(three.until(job_id, attempt(1))) == ["host-1", "host-2", "host-3"]
+    assert "coordinator was ended by SIGKILL; started again in 0.2 s" in three.master.said
+    cancelled(three, job_id)
+
+
+def test_a_coordinator_killed_while_data_is_prepared_ends_nothing(three: Fleet) -> None:
+    job_id = submit(three, 2, {"prepare_until": "release", "steps": 2})
+    three.until(job_id, lambda job: job.stage == "prepare")
+    members = three.replicas[:2]
+    three.eventually(lambda: all(replica.training() for replica in members), "both prepare")
+    working = [replica.training() for replica in members]
+    kill(three.master, "coordinator")
+    kill(three.replicas[1], "agent")
+    three.gathered("host-1", "host-2", "host-3")
+    assert [replica.training() for replica in members] == working, "the same processes"
+    job = three.job(job_id)
+    assert (job.state, job.stage, job.attempts) == ("running", "prepare", 1)
+    for replica in members:
+        (replica.layout.work(job_id) / "release").touch()
+    job = three.ended(job_id)
+    assert (job.state, job.attempts, seats(job)) == ("succeeded", 1, ["host-1", "host-2"]), job.findings
+    for rank, replica in enumerate(members):
+        three.eventually(
+            lambda rank=rank, replica=replica: (
+                three.mirrored(rank, job_id, "train.log") == three.stream(replica, job_id, "train.log") != b""
+            ),
+            "the log is whole",
+        )
+
+
+def test_a_replica_killed_between_join_and_start_is_named(three: Fleet) -> None:
+    second, third = three.replicas[1:]
+    second.host.drop_from(third.host)  # so that the probes take a while
+    job_id = submit(three, 3)
+    three.until(job_id, lambda job: job.stage == "tcp")
+    name = next(view.id for view in three.page().items if view.hostname == "host-3")
+    third.vanish()
+    job = three.ended(job_id)
+    assert (job.state, job.stage) == ("failed", "tcp")
+    lost = [found for found in job.findings if found.severity == "error"]
+    assert [(found.code, found.replica, found.stage) for found in lost] == [("SYS003", name, "tcp")]
+    assert "rank 2 (host-3) has not been heard of for" in lost[0].message
+    assert "rank 2 (host-3)" in job.verdict
+    shown = three.master.run("job", job_id)
+    assert shown.code == 1, shown
+
+
+# --- what is asked to end
+
+
+def while_gathering(deployment: Fleet) -> str:
+    job_id = submit(deployment, 4)
+    deployment.until(job_id, lambda job: "waiting for one more" in job.verdict)
+    return job_id
+
+
+def while_probing(deployment: Fleet) -> str:
+    for replica in deployment.replicas[1:]:
+        # New connections vanish; what is connected, the agent to its coordinator, goes on.
+        replica.host.iptables("-A", "INPUT", "-p", "tcp", "--syn", "-j", "DROP")
+    job_id = submit(deployment, 3)
+    deployment.until(job_id, lambda job: job.stage == "tcp")
+    return job_id
+
+
+def while_preparing(deployment: Fleet) -> str:
+    job_id = submit(deployment, 3, {"silent": True})
+    deployment.until(job_id, lambda job: job.stage == "prepare")
+    deployment.eventually(lambda: all(replica.training() for replica in deployment.replicas), "all prepare")
+    return job_id
+
+
+@pytest.mark.parametrize(
+    ("when", "how", "code"),
+    [
+        pytest.param(while_gathering, signal.SIGINT, 130, id="gather"),
+        pytest.param(while_probing, signal.SIGTERM, 0, id="tcp"),
+        pytest.param(while_preparing, signal.SIGINT, 130, id="prepare"),
+    ],
+)
+def test_asked_to_end_a_replica_leaves_nothing_in_any_stage(
+    three: Fleet, when: Callable[[Fleet], str], how: signal.Signals, code: int
+) -> None:
+    job_id = when(three)
+    for replica in three.replicas:
+        replica.ask(how)
+    for replica in three.replicas:
+        assert replica.gone() == code, replica.said
+        assert "Traceback" not in replica.said
+    three.up()
+    three.gathered("host-1", "host-2", "host-3")
+    cancelled(three, job_id)
+
+
+def test_a_port_in_use_is_said_and_nothing_is_started(hosts: MakeHosts, tmp_path: Path) -> None:
+    with deployment(hosts(2, outside=True), tmp_path) as pair:
+        for replica in pair.replicas:
+            replica.host.popen((sys.executable, "-m", "http.server", "8000"), cwd=tmp_path)
+            pair.eventually(lambda r=replica: 8000 in r.host.listeners(), "somebody has the port")
+        pair.up()
+        assert pair.master.process is not None
+        assert pair.master.process.wait(60) == 1
+        assert re.search(r"port 8000 is in use by .*python.*; set RANKCALL_PORT", pair.master.said), (
+            pair.master.said
+        )
+        assert pair.master.pid_of(*SERVICES["agent"]) is None
