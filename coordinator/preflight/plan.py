@@ -17,7 +17,12 @@ def tcp_targets(members: Sequence[Member]) -> Mapping[str, tuple[Member, ...]]:
 
     So that not all of them knock at rank 0 first.
     """
-    return {member.replica_id: (*members[at + 1 :], *members[:at]) for at, member in enumerate(members)}
+    return {
+        member.replica_id: tuple(
+            peer for peer in (*members[at + 1 :], *members[:at]) if peer.replica_id != member.replica_id
+        )
+        for at, member in enumerate(members)
+    }
 
 
 def with_offers(members: Sequence[Member], offers: Mapping[str, Sequence[Address]]) -> tuple[Member, ...]:
