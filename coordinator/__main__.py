@@ -117,6 +117,7 @@ def _stop_on_signals(server: Server, app: FastAPI) -> list[signal.Signals]:
         server.should_exit = True
         stop_streaming(app)
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a console that closes ends nothing
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)

@@ -115,10 +115,15 @@ def stop_streaming(app: FastAPI) -> None:
 
 
 def _gauges(services: Services) -> dict[str, float]:
-    views = list(services.roster.all())
+    presences = list(services.roster.all())
+    store = services.store.figures()
     return {
-        "replicas_registered": len(views),
-        "replicas_alive": sum(services.roster.alive(presence.replica_id) for presence in views),
+        "replicas_registered": len(presences),
+        "replicas_alive": sum(services.roster.alive(presence.replica_id) for presence in presences),
         "event_stream_readers": services.feeds.readers,
         "uploads_waiting": services.relay.waiting,
+        "store_operations": store.operations,
+        "store_groups": store.groups,
+        "store_busy_seconds": store.busy_s,
+        "store_operations_waiting": store.waiting,
     }

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+import structlog
 from sqlalchemy import Connection
 
 from coordinator.broadcast import Broadcast
@@ -25,6 +26,8 @@ from coordinator.core.views import TERMINAL_STATES, CheckVerdict, Submission
 from coordinator.roster import Roster
 from coordinator.settings import Settings
 from coordinator.store import Store, queries, rows
+
+log = structlog.get_logger(__name__)
 
 JOB_ID_BYTES = 4
 # A DeepSpeed JSON or an accelerate YAML has a few kilobytes; a larger file of that kind is a dataset.
@@ -108,6 +111,7 @@ class Submissions:
         before = await self._store.write(queue)
         if before is not None:
             return _repeated(before, digest)
+        log.info("job submitted", job=job.id, name=job.name, nodes=job.nodes, actor=actor)
         self._changed(job.id)
         return Submitted(job, created=True)
 

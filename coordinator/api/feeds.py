@@ -25,6 +25,7 @@ from sqlalchemy import Connection
 from coordinator.api.sse import GREETING, KEEP_ALIVE, KEEP_ALIVE_S, Cursor, encode
 from coordinator.attempt import Observed
 from coordinator.broadcast import Broadcast
+from coordinator.core.clock import monotonic_s
 from coordinator.core.protocol import ProgressRecord
 from coordinator.core.views import JobSummary, JobView, ReplicaPage, View
 from coordinator.roster import Roster
@@ -34,7 +35,9 @@ from coordinator.views_of import attempt_of, job_summary, job_view, metric_view,
 log = structlog.get_logger(__name__)
 
 # A job's changes are gathered for so long before they are read; people see no difference.
-JOB_INTERVAL_S = 0.1
+JOB_INTERVAL_S = 0.2
+# Progress alone renews the whole state no more often than this: that costs ten times what its metrics cost.
+STATE_INTERVAL_S = 1.0
 # Without a publication it looks again after this long: a replica that falls silent publishes nothing.
 LOOK_S = 5.0
 OVERVIEW_INTERVAL_S = 0.25
@@ -68,6 +71,16 @@ class _Event:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at the store found; no view where the one before will do a little longer."""
+
+    row: rows.Job | None
+    findings: list[rows.Finding]
+    metrics: list[rows.Metric]
+    view: JobView | None
+
+
 def _encoded(
     after: Cursor, findings: Iterable[rows.Finding], metrics: Iterable[rows.Metric]
 ) -> Iterator[tuple[Cursor, bytes]]:
@@ -93,8 +106,11 @@ class JobFeed:
         self._tail: deque[_Event] = deque(maxlen=TAIL_EVENTS)
         self._number = 0
         self._cursor = Cursor()
+        self._row: rows.Job | None = None
         self._snapshot = b""
         self._version = 0
+        self._renewed_s = 0.0
+        self._stale = False
 
     async def begin(self) -> None:
         """Takes a place: what was before it is read from the store, what comes after it from the tail."""
@@ -104,7 +120,9 @@ class JobFeed:
         def look(c: Connection) -> tuple[Cursor, JobView | None]:
             last_metric = queries.last_metric_id(c)
             findings = queries.findings_of(c, self._job_id)
-            return Cursor(findings[-1].id if findings else 0, last_metric), self._view(c, replicas)
+            row = queries.job(c, self._job_id)
+            view = None if row is None else read_job_view(c, row, replicas)
+            return Cursor(findings[-1].id if findings else 0, last_metric), view
 
         self._cursor, view = await self._store.read(look)
         self._take(view)
@@ -119,7 +137,7 @@ class JobFeed:
                     log.exception("a job's events could not be read; they are tried again", job=self._job_id)
                     await asyncio.sleep(LOOK_S)
                 await asyncio.sleep(JOB_INTERVAL_S)
-                await subscription.wait(LOOK_S)
+                await subscription.wait(STATE_INTERVAL_S if self._stale else LOOK_S)
 
     async def follow(self, after: Cursor) -> AsyncGenerator[bytes, None]:
         """Events behind `after`, then the newest snapshot, then everything as it comes."""
@@ -140,7 +158,7 @@ class JobFeed:
                         batch.append(event.data)
                 if version != self._version:
                     version = self._version
-                    batch.append(self._snapshot)
+                    batch.append(f"id: {position}\n".encode() + self._snapshot)
                 if batch:
                     yield b"".join(batch)
                 elif not await subscription.wait(KEEP_ALIVE_S):
@@ -151,34 +169,44 @@ class JobFeed:
         return [self._tail[i] for i in range(max(0, len(self._tail) - newer), len(self._tail))]
 
     async def _refresh(self) -> None:
-        """Appends what is new to the tail, renews the snapshot, and wakes the readers."""
+        """Appends what is new to the tail, renews the snapshot where that is due, and wakes the readers."""
         more = True
         while more:
-            after, replicas = self._cursor, self._roster.observed()
+            after, before, replicas = self._cursor, self._row, self._roster.observed()
+            due = monotonic_s() - self._renewed_s >= STATE_INTERVAL_S
 
             def look(
-                c: Connection, after: Cursor = after, replicas: Mapping[str, Observed] = replicas
-            ) -> tuple[list[rows.Finding], list[rows.Metric], JobView | None]:
+                c: Connection,
+                after: Cursor = after,
+                before: rows.Job | None = before,
+                replicas: Mapping[str, Observed] = replicas,
+                due: bool = due,
+            ) -> _Look:
+                row = queries.job(c, self._job_id)
                 findings = queries.findings_after(c, self._job_id, after.finding)
                 metrics = queries.metrics_after(c, self._job_id, after.metric, PAGE_METRICS)
-                return findings, metrics, self._view(c, replicas) if len(metrics) < PAGE_METRICS else None
+                wanted = row is not None and (due or findings or row != before)
+                return _Look(
+                    row, findings, metrics, read_job_view(c, row, replicas) if row and wanted else None
+                )
 
-            findings, metrics, view = await self._store.read(look)
-            for cursor, data in _encoded(after, findings, metrics):
+            found = await self._store.read(look)
+            self._row = found.row
+            for cursor, data in _encoded(after, found.findings, found.metrics):
                 self._number += 1
                 self._cursor = cursor
                 self._tail.append(_Event(self._number, cursor, data))
-            if self._take(view) or findings or metrics:
+            self._stale = found.view is None
+            if self._take(found.view) or found.findings or found.metrics:
                 self._broadcast.publish(self._topic)
-            more = len(metrics) == PAGE_METRICS
-
-    def _view(self, c: Connection, replicas: Mapping[str, Observed]) -> JobView | None:
-        row = queries.job(c, self._job_id)
-        return None if row is None else read_job_view(c, row, replicas)
+            more = len(found.metrics) == PAGE_METRICS
 
     def _take(self, view: JobView | None) -> bool:
         """Keeps a snapshot; False where it says what the one before said."""
-        snapshot = self._snapshot if view is None else encode("job", view, self._cursor)
+        if view is None:
+            return False
+        self._renewed_s = monotonic_s()
+        snapshot = encode("job", view)
         if snapshot == self._snapshot:
             return False
         self._snapshot = snapshot

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from coordinator.core.views import JobState
 
 # Held reads last up to their wait; the buckets are for the rest, where p99 is milliseconds.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
@@ -41,6 +44,7 @@ class Meters:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self._jobs = Gauge("rankcall_jobs", "jobs by state", ("state",), registry=self.registry)
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def gauges(self, read: Callable[[], Mapping[str, float]]) -> None:
@@ -58,5 +62,8 @@ class Meters:
         children[0].inc()
         children[1].observe(elapsed_s)
 
-    def render(self) -> bytes:
+    def render(self, jobs: Mapping[str, int]) -> bytes:
+        """The text for Prometheus; `jobs` says how many there are of each state."""
+        for state in get_args(JobState):
+            self._jobs.labels(state).set(jobs.get(state, 0))
         return generate_latest(self.registry)

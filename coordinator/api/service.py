@@ -64,7 +64,8 @@ async def readyz(services: ServicesDep) -> Response:
     },
 )
 async def metrics(services: ServicesDep) -> Response:
-    return Response(services.meters.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    jobs = await services.store.read(queries.job_counts)
+    return Response(services.meters.render(jobs), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get(

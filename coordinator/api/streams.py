@@ -70,10 +70,10 @@ async def events(
     services: ServicesDep,
     last_event_id: Annotated[
         str | None,
-        Header(alias="Last-Event-ID", max_length=64, description="`id` of the last event received."),
+        Header(alias="Last-Event-ID", pattern=_CURSOR, description="`id` of the last event received."),
     ] = None,
     cursor: Annotated[
-        str | None, Query(max_length=64, description="The same, where no header can be set.")
+        str | None, Query(pattern=_CURSOR, description="The same, where no header can be set.")
     ] = None,
 ) -> Response:
     """All metrics and findings from the beginning, or behind `Last-Event-ID`, then everything as it comes.

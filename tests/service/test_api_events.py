@@ -20,6 +20,7 @@ from serving import CONFIG, TOKEN, Coordinator, running
 from simulated_agent import Agent
 
 from coordinator.api.feeds import TAIL_EVENTS
+from coordinator.api.sse import Cursor
 
 
 @pytest.fixture
@@ -98,7 +99,8 @@ def test_a_reader_that_comes_back_loses_nothing_and_gets_nothing_twice(coordinat
     while len(seen) < total or len(findings) < total // 100:
         with reading(coordinator, f"/api/v1/jobs/{job.job_id}/events", last) as reader:
             for count, event in enumerate(reader.events):
-                last = event.id or last
+                assert Cursor.parse(event.id).covers(Cursor.parse(last or "0.0")), "an id went back"
+                last = event.id
                 if event.event == "metric":
                     seen += steps([event])
                 if event.event == "finding":
