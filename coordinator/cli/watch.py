@@ -101,16 +101,28 @@ def _follow(
 
 
 def fold(board: Board, event: ServerEvent) -> Board:
-    """The board after one event; an event of a newer service that cannot be read changes nothing."""
+    """The board after one event. A number or a finding of another release that cannot be read changes nothing.
+
+    Raises:
+        Stop: for a job that cannot be read: the watch would never see it end.
+    """
     from pydantic import ValidationError
 
-    with contextlib.suppress(ValidationError):
+    try:
         if event.type == "job":
             return with_job(board, JobView.model_validate_json(event.data))
         if event.type == "metric":
             return with_metric(board, MetricView.model_validate_json(event.data))
         if event.type == "finding":
             return with_finding(board, Finding.model_validate_json(event.data))
+    except ValidationError as error:
+        if event.type == "job":
+            first = error.errors(include_input=False, include_url=False)[0]
+            raise Stop(
+                Exit.FAILED,
+                f"What the coordinator says of the job cannot be read ({first['loc']}: {first['msg']}).",
+                hint="Are this command and the coordinator of the same release? `rankcall --version` says.",
+            ) from None
     return board
 
 

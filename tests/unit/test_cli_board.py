@@ -9,7 +9,9 @@ import pytest
 
 from coordinator.cli.board import Board, figures, news, with_finding, with_job, with_metric
 from coordinator.cli.console import duration, plain, size
-from coordinator.cli.exits import Exit, of_job
+from coordinator.cli.exits import Exit, Stop, of_job
+from coordinator.cli.watch import fold
+from coordinator.core.http import ServerEvent
 from coordinator.core.protocol import Finding, Stage
 from coordinator.core.views import AttemptView, JobView, MemberView, MetricView, ProgressView, StageView
 
@@ -138,3 +140,13 @@ def test_durations_are_words(seconds: float | None, words: str) -> None:
 )
 def test_sizes_are_words(count: int, words: str) -> None:
     assert size(count) == words
+
+
+def test_a_job_that_cannot_be_read_ends_the_watch_and_the_rest_does_not() -> None:
+    whole = job(attempt=attempt((Stage.GATHER, "passed")), progress=ProgressView(step=1))
+    sent = whole.model_dump_json(exclude_none=True)
+    assert fold(Board(), ServerEvent("1.1", "job", sent)).job == whole, "as it is sent: without what is None"
+    for kind in ("metric", "finding", "something-new"):
+        assert fold(Board(), ServerEvent("1.1", kind, "{}")) == Board()
+    with pytest.raises(Stop, match="cannot be read"):
+        fold(Board(), ServerEvent("1.1", "job", "{}"))
