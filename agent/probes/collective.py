@@ -109,6 +109,7 @@ def _prepare_environment(task: Mapping[str, Any]) -> None:
     os.environ.update(task.get("environment") or {})
     if task["backend"] == "nccl":
         os.environ.update(_NCCL_LOG)
+        os.environ.pop("NCCL_DEBUG_FILE", None)  # its words belong to the result
 
 
 def _reach(address: str, port: int, until: float) -> None:

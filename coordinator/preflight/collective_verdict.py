@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectiveResult, Finding, Member
+from coordinator.preflight.library_words import understand
 
 # As `agent.probes.collective.PHASES`, with what comes before the child runs at all.
 _ORDER = (
@@ -70,6 +71,16 @@ class _Judge:
                 yield self._of(
                     replica, "COL009", f"{name} cannot listen on the rendezvous port: {result.error}"
                 )
+        for replica, name in self.names.items():
+            result = self.results.get(replica)
+            if result is None or result.ok or replica in self.explained:
+                continue
+            known = understand((result.error, *result.log))
+            if known is not None and known.own:
+                code = "COL004" if _place(result.phase) <= _place("init") else "COL005"
+                message = f"{name}: {known.meaning} ({result.error})"
+                self.explained.add(replica)
+                yield self._finding(code, message, replica, [replica], known.hint)
         wrong = [r for r in self.names if (got := self.results.get(r)) is not None and _WRONG in got.error]
         if wrong:
             self.explained.update(wrong)
@@ -134,14 +145,18 @@ class _Judge:
         phase = min((self.results[r].phase for r in failed), key=_place)
         first = [replica for replica in failed if self.results[replica].phase == phase]
         code = "COL004" if _place(phase) <= _place("init") else "COL005"
+        known = understand(line for r in failed for line in (self.results[r].error, *self.results[r].log))
         blamed = sorted({name for replica in failed for name in self._named_in(self.results[replica].error)})
         words = f"; the errors name {', '.join(blamed)}" if blamed else ""
+        if known is not None:
+            words += f"; {known.meaning}"
         yield self._finding(
             code,
             f"the check stopped in {_words(phase)} on {_some([self.names[r] for r in first])}: "
             f"{self.results[first[0]].error}{words}",
             None,
             failed,
+            known.hint if known is not None else None,
         )
 
     def stragglers(self) -> Iterable[Finding]:
@@ -180,14 +195,21 @@ class _Judge:
         self.explained.add(replica)
         return self._finding(code, message, replica, [replica])
 
-    def _finding(self, code: str, message: str, replica: str | None, concerned: Sequence[str]) -> Finding:
+    def _finding(
+        self,
+        code: str,
+        message: str,
+        replica: str | None,
+        concerned: Sequence[str],
+        hint: str | None = None,
+    ) -> Finding:
         evidence: dict[str, JsonValue] = {"replicas": list(concerned[:_SHOWN]), "stood": self._places()}
         logs: dict[str, JsonValue] = {
             r: list(self.results[r].log) for r in concerned if r in self.results and self.results[r].log
         }
         if logs:
             evidence["log"] = logs
-        return finding(code, message, replica=replica, evidence=evidence)
+        return finding(code, message, hint=hint, replica=replica, evidence=evidence)
 
     def _places(self) -> dict[str, JsonValue]:
         """Where each replica stood, the earliest first."""

@@ -18,6 +18,7 @@ from namespaces import Host
 
 from coordinator.assignment import RENDEZVOUS_PORTS
 from coordinator.core.protocol import (
+    Address,
     CollectiveResult,
     CollectiveTask,
     Finding,
@@ -66,12 +67,12 @@ class Handshake:
         self.took_s = 0.0
         self._numbers = itertools.count(1)
 
-    def tcp(self, deadline_s: float = 12.0, **more: object) -> dict[str, TcpResult]:
-        targets, nonce, sampled = (
-            plan.tcp_targets(self.members),
-            secrets.token_hex(8),
-            plan.sampled(self.members),
-        )
+    def tcp(
+        self, deadline_s: float = 12.0, offers: Mapping[str, Sequence[Address]] | None = None
+    ) -> dict[str, TcpResult]:
+        """The mesh; with `offers` peers try every address of each replica."""
+        nonce, sampled = secrets.token_hex(8), plan.sampled(self.members)
+        targets = plan.tcp_targets(plan.with_offers(self.members, offers or {}))
 
         def task(member: Member) -> TcpTask:
             return TcpTask(

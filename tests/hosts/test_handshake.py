@@ -14,7 +14,8 @@ from handshake import PORT, Handshake, probers
 from namespaces import Host, MakeHosts
 
 from coordinator.core.process import every_process
-from coordinator.core.protocol import Finding
+from coordinator.core.protocol import Address, Finding
+from coordinator.preflight.address import settle
 
 pytestmark = pytest.mark.hosts
 
@@ -219,3 +220,25 @@ def test_hosts_are_apart_and_have_names_of_their_own(hosts: MakeHosts) -> None:
     knock = "import json, socket, sys; print(json.dumps(socket.socket().connect_ex((sys.argv[1], 4711))))"
     assert other.json(knock, one.address) == 0
     assert other.json(knock, "127.0.0.1") == errno.ECONNREFUSED
+
+
+def test_of_two_interfaces_the_one_that_leads_to_the_peers_is_settled_on(hosts: MakeHosts) -> None:
+    """The second interface is up, has an address, and nobody can route to it."""
+    made = hosts(3)
+    for number, host in enumerate(made[:2], start=1):
+        host.ip("link", "add", "eth1", "type", "veth", "peer", "name", "nowhere")
+        host.ip("link", "set", "nowhere", "up")
+        host.ip("addr", "add", f"10.99.{number}.1/24", "dev", "eth1")
+        host.ip("link", "set", "eth1", "up")
+        # What looks like a way there ends nowhere.
+        host.ip("route", "add", "10.99.0.0/16", "dev", "eth1")
+    with probers(made) as handshake:
+        offers = {
+            rank(number): (Address(address=f"10.99.{number + 1}.1", interface="eth1"),) if number < 2 else ()
+            for number in range(3)
+        }
+        for member in handshake.members:
+            offers[member.replica_id] += (Address(address=member.address, interface="eth0"),)
+        settled = settle(offers, handshake.tcp(DEADLINE_S, offers=offers))
+        assert handshake.took_s < DEADLINE_S
+        assert {(a.address, a.interface) for a in settled.values()} == {(h.address, "eth0") for h in made}

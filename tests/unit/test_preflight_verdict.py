@@ -250,6 +250,15 @@ def test_where_no_cause_is_plain_each_place_is_told_and_nobody_convicted() -> No
     assert "the errors name rank 2 (host-2)" in found.message
 
 
+def test_an_interface_that_is_not_there_is_the_replicas_own_fault_and_the_others_only_lost_it() -> None:
+    own = bad("init", "[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: eth7")
+    lost = bad("init", "Failed to recv, got 0 bytes. Connection was likely closed.")
+    found = only(judge_collective(members(3), round_of(3, rank0=lost, rank1=own, rank2=lost)))
+    assert (found.code, found.replica) == ("COL004", members(3)[1].replica_id)
+    assert "interface" in found.message
+    assert "ip addr" in found.hint
+
+
 def test_wrong_values_are_an_error_of_their_own() -> None:
     wrong = bad("all_reduce", "all_reduce of 4 bytes: 1 of 1 values are wrong on rank 0")
     found = only(judge_collective(members(2), round_of(2, rank0=wrong, rank1=wrong)))
