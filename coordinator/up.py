@@ -38,6 +38,7 @@ from coordinator.core.whereabouts import (
     Undecided,
     hints_of,
     http_url,
+    own_url,
     without_service_links,
 )
 from coordinator.role import RoleWatch
@@ -133,7 +134,7 @@ class Supervisor:
 
     def _own_url(self) -> str:
         host = self.environment.get("RANKCALL_HOST", "")
-        return http_url(self.hints.address or "127.0.0.1" if host in _WILDCARDS else host, self.hints.port)
+        return own_url(self.hints) if host in _WILDCARDS else http_url(host, self.hints.port)
 
     def take_role(self, place: Place | Undecided, now_s: float) -> None:
         """Turns to the processes of a role.

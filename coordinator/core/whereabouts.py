@@ -214,8 +214,9 @@ def http_url(host: str, port: int) -> str:
 
 
 def own_url(hints: Hints) -> str:
-    """How this replica itself reaches the coordinator it runs."""
-    return http_url(hints.address or "127.0.0.1", hints.port)
+    """How this replica itself reaches the coordinator it runs. RANKCALL_ADDRESS may be a translated address that
+    only others reach."""
+    return http_url("127.0.0.1", hints.port)
 
 
 def resolve(host: str) -> tuple[str, ...]:
