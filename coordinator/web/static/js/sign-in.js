@@ -22,7 +22,12 @@ form.addEventListener("submit", async (event) => {
     await send("session", { token: field.value.trim() }, { stay: true });
     location.replace(after(new URLSearchParams(location.search).get("next")));
   } catch (problem) {
-    fill(said, problem.status === 401 ? "This token is not known here." : [problem.message, problem.hint].filter(Boolean).join(" "));
+    fill(
+      said,
+      problem.status === 401
+        ? "This token is not known here."
+        : [problem.message, problem.hint].filter(Boolean).join(" "),
+    );
     field.select();
   } finally {
     button.disabled = false;

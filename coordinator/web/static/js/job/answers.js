@@ -12,8 +12,14 @@ function answer(name, text, repetition) {
     "div",
     { class: "answer", "data-which": name },
     el("h4", {}, name === "base" ? "Base model" : "Fine-tuned"),
-    el("p", { class: "answer-text" }, text.trim() === "" ? el("em", { class: "muted" }, "(no answer)") : plain(text)),
-    meter("repeats itself", repetition, percent(repetition), { tone: repetition >= REPETITIVE ? "warn" : "good" }),
+    el(
+      "p",
+      { class: "answer-text" },
+      text.trim() === "" ? el("em", { class: "muted" }, "(no answer)") : plain(text),
+    ),
+    meter("repeats itself", repetition, percent(repetition), {
+      tone: repetition >= REPETITIVE ? "warn" : "good",
+    }),
   );
 }
 
@@ -24,7 +30,12 @@ export function answers(comparison) {
       "article",
       { class: "compared", key: String(index) },
       el("h3", { class: "prompt" }, plain(compared.prompt)),
-      el("div", { class: "pair" }, answer("base", compared.base, compared.base_repetition), answer("tuned", compared.tuned, compared.tuned_repetition)),
+      el(
+        "div",
+        { class: "pair" },
+        answer("base", compared.base, compared.base_repetition),
+        answer("tuned", compared.tuned, compared.tuned_repetition),
+      ),
     ),
   );
 }

@@ -33,14 +33,21 @@ export class Chart {
     this.#series = series;
     this.#tools = el("div", { class: "chart-tools" });
     this.#said = el("p", { class: "chart-said figure", "aria-live": "polite" });
-    this.#canvas = el("div", { class: "chart-canvas", tabindex: "0", role: "group", "aria-roledescription": "chart" });
+    this.#canvas = el("div", {
+      class: "chart-canvas",
+      tabindex: "0",
+      role: "group",
+      "aria-roledescription": "chart",
+    });
     host.append(this.#tools, this.#said, this.#canvas);
     listen(host, {
       measure: (button) => this.#choose(button.dataset.name),
       rank: (button) => this.#toggle(Number(button.dataset.rank)),
     });
     this.#canvas.addEventListener("keydown", (event) => this.#walk(event));
-    new ResizeObserver(() => this.#plot?.setSize({ width: this.#canvas.clientWidth, height: HEIGHT })).observe(this.#canvas);
+    new ResizeObserver(() =>
+      this.#plot?.setSize({ width: this.#canvas.clientWidth, height: HEIGHT }),
+    ).observe(this.#canvas);
   }
 
   /** Draw an attempt; nothing happens where nothing is new. */
@@ -80,7 +87,10 @@ export class Chart {
     const lines = this.#lines(measure, ranks);
     fill(this.#tools, this.#controls(measures, measure, ranks));
     // The lowest rank lies on top of the others, the evaluations on top of all.
-    const drawn = [...lines.filter(({ evaluated }) => !evaluated).reverse(), ...lines.filter(({ evaluated }) => evaluated)];
+    const drawn = [
+      ...lines.filter(({ evaluated }) => !evaluated).reverse(),
+      ...lines.filter(({ evaluated }) => evaluated),
+    ];
     const data = drawn.length > 0 ? uPlot.join(drawn.map(({ line }) => [line.steps, line.values])) : [[]];
     const shape = JSON.stringify([this.#attempt, measure.key, lines.map(({ name }) => name)]);
     if (this.#plot === null || shape !== this.#shape) this.#build(measure, drawn, data);
@@ -91,11 +101,21 @@ export class Chart {
 
   #lines(measure, ranks) {
     const shown = ranks.filter((rank) => !this.#hidden.has(rank));
-    const lines = shown.map((rank) => ({ name: ranks.length > 1 ? `rank ${rank}` : measure.name.toLowerCase(), line: this.#series.line(this.#attempt, rank, measure.train), colour: `--line-${rank % LINES}` }));
+    const lines = shown.map((rank) => ({
+      name: ranks.length > 1 ? `rank ${rank}` : measure.name.toLowerCase(),
+      line: this.#series.line(this.#attempt, rank, measure.train),
+      colour: `--line-${rank % LINES}`,
+    }));
     if (measure.evaluated) {
       // All ranks take part in one evaluation; the lowest of them tells.
       const rank = ranks.find((one) => this.#series.line(this.#attempt, one, measure.evaluated));
-      if (rank !== undefined) lines.push({ name: "evaluation", line: this.#series.line(this.#attempt, rank, measure.evaluated), colour: "--line-eval", evaluated: true });
+      if (rank !== undefined)
+        lines.push({
+          name: "evaluation",
+          line: this.#series.line(this.#attempt, rank, measure.evaluated),
+          colour: "--line-eval",
+          evaluated: true,
+        });
     }
     return lines.filter(({ line }) => line !== null);
   }
@@ -105,13 +125,39 @@ export class Chart {
       el(
         "div",
         { class: "segmented", role: "group", "aria-label": "What is drawn" },
-        measures.map((one) => el("button", { type: "button", key: one.key, "data-do": "measure", "data-name": one.key, "aria-pressed": String(one === chosen) }, one.name)),
+        measures.map((one) =>
+          el(
+            "button",
+            {
+              type: "button",
+              key: one.key,
+              "data-do": "measure",
+              "data-name": one.key,
+              "aria-pressed": String(one === chosen),
+            },
+            one.name,
+          ),
+        ),
       ),
       ranks.length > 1 &&
         el(
           "div",
           { class: "chips", role: "group", "aria-label": "Ranks" },
-          ranks.map((rank) => el("button", { type: "button", class: "chip", key: String(rank), "data-do": "rank", "data-rank": rank, "data-line": rank % LINES, "aria-pressed": String(!this.#hidden.has(rank)) }, `rank ${rank}`)),
+          ranks.map((rank) =>
+            el(
+              "button",
+              {
+                type: "button",
+                class: "chip",
+                key: String(rank),
+                "data-do": "rank",
+                "data-rank": rank,
+                "data-line": rank % LINES,
+                "aria-pressed": String(!this.#hidden.has(rank)),
+              },
+              `rank ${rank}`,
+            ),
+          ),
         ),
     ];
   }
@@ -120,7 +166,12 @@ export class Chart {
     this.#plot?.destroy();
     const css = getComputedStyle(document.documentElement);
     const colour = (name) => css.getPropertyValue(name).trim();
-    const axis = { stroke: colour("--muted"), font: "12px Inter, sans-serif", grid: { stroke: colour("--line-soft"), width: 1 }, ticks: { show: false } };
+    const axis = {
+      stroke: colour("--muted"),
+      font: "12px Inter, sans-serif",
+      grid: { stroke: colour("--line-soft"), width: 1 },
+      ticks: { show: false },
+    };
     this.#plot = new uPlot(
       {
         width: this.#canvas.clientWidth || 600,
@@ -129,7 +180,12 @@ export class Chart {
         legend: { show: false },
         cursor: { points: { size: 7 }, drag: { x: true, y: false } },
         axes: [
-          { ...axis, size: 30, space: 60, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? count(tick) : "")) },
+          {
+            ...axis,
+            size: 30,
+            space: 60,
+            values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? count(tick) : "")),
+          },
           { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => format(measure.key, tick)) },
         ],
         series: [
@@ -156,9 +212,18 @@ export class Chart {
       this.#sayLast(measure);
       return;
     }
-    const values = new Map(plot.series.slice(1).map((series, index) => [series.label, plot.data[index + 1][idx]]));
-    const parts = this.#lines(measure, this.#series.ranks(this.#attempt)).map(({ name }) => ({ name, value: values.get(name) }));
-    this.#say(measure, `step ${count(plot.data[0][idx])}`, parts.filter(({ value }) => value !== null && value !== undefined));
+    const values = new Map(
+      plot.series.slice(1).map((series, index) => [series.label, plot.data[index + 1][idx]]),
+    );
+    const parts = this.#lines(measure, this.#series.ranks(this.#attempt)).map(({ name }) => ({
+      name,
+      value: values.get(name),
+    }));
+    this.#say(
+      measure,
+      `step ${count(plot.data[0][idx])}`,
+      parts.filter(({ value }) => value !== null && value !== undefined),
+    );
   }
 
   #sayLast(measure, lines = this.#lines(measure, this.#series.ranks(this.#attempt))) {
@@ -167,12 +232,27 @@ export class Chart {
     const step = Math.max(...last.map(({ line }) => line.steps.at(-1)));
     if (last.length === 0) return;
     const { line } = last[0];
-    this.#canvas.setAttribute("aria-label", `${measure.name} over ${count(step)} steps, from ${format(measure.key, line.values[0])} to ${format(measure.key, line.values.at(-1))}. Use the arrow keys to read single steps.`);
+    this.#canvas.setAttribute(
+      "aria-label",
+      `${measure.name} over ${count(step)} steps, from ${format(measure.key, line.values[0])} to ${format(measure.key, line.values.at(-1))}. Use the arrow keys to read single steps.`,
+    );
     this.#say(measure, `last, step ${count(step)}`, parts);
   }
 
   #say(measure, where, parts) {
-    fill(this.#said, el("span", { class: "muted" }, where), parts.map(({ name, value }) => el("span", { class: "said-part" }, el("span", { class: "muted" }, name), " ", format(measure.key, value))));
+    fill(
+      this.#said,
+      el("span", { class: "muted" }, where),
+      parts.map(({ name, value }) =>
+        el(
+          "span",
+          { class: "said-part" },
+          el("span", { class: "muted" }, name),
+          " ",
+          format(measure.key, value),
+        ),
+      ),
+    );
   }
 
   #walk(event) {

@@ -102,7 +102,9 @@ export class Feed {
 
   /** Begin a window before the end, at the start of a line. */
   async #begin() {
-    const response = await ask(this.#url({ offset: -WINDOW_BYTES, limit: LINE_BYTES }), { signal: this.#request.signal });
+    const response = await ask(this.#url({ offset: -WINDOW_BYTES, limit: LINE_BYTES }), {
+      signal: this.#request.signal,
+    });
     const bytes = new Uint8Array(await response.arrayBuffer());
     const offset = Number(response.headers.get("x-rankcall-offset") ?? 0);
     this.#next = offset === 0 ? 0 : offset + lineStart(bytes);
@@ -111,7 +113,9 @@ export class Feed {
 
   /** Deliver what comes; whether that was all there was. */
   async #read(follow) {
-    const response = await ask(this.#url({ offset: this.#next, follow: follow ? 1 : null }), { signal: this.#request.signal });
+    const response = await ask(this.#url({ offset: this.#next, follow: follow ? 1 : null }), {
+      signal: this.#request.signal,
+    });
     const goal = Number(response.headers.get("x-rankcall-size") ?? 0);
     const before = this.#next;
     this.#said(follow ? "following" : "");

@@ -31,7 +31,12 @@ function value(name, amount) {
 }
 
 function label(name) {
-  return NAMES[name] ?? plain(name).replace(/_(s|bytes)$/, "").replaceAll("_", " ");
+  return (
+    NAMES[name] ??
+    plain(name)
+      .replace(/_(s|bytes)$/, "")
+      .replaceAll("_", " ")
+  );
 }
 
 /** `dt` and `dd` for each figure that is known. */

@@ -39,7 +39,14 @@ function explanation(code) {
     el(
       "div",
       { class: "explained" },
-      entry ? [el("p", { class: "strong" }, entry.title), el("p", {}, entry.what), el("p", {}, entry.why), el("p", {}, entry.fix)] : el("p", { class: "muted" }, `rankcall explain ${code}`),
+      entry
+        ? [
+            el("p", { class: "strong" }, entry.title),
+            el("p", {}, entry.what),
+            el("p", {}, entry.why),
+            el("p", {}, entry.fix),
+          ]
+        : el("p", { class: "muted" }, `rankcall explain ${code}`),
     ),
   );
 }
@@ -47,12 +54,18 @@ function explanation(code) {
 function where(found, names) {
   const file = found.file && `${found.file}${found.line ? `:${found.line}` : ""}`;
   const replica = found.replica && (names.get(found.replica) ?? found.replica);
-  return [found.stage, replica, file, found.key].filter(Boolean).map((part) => el("span", { class: "tag" }, el("bdi", {}, plain(part))));
+  return [found.stage, replica, file, found.key]
+    .filter(Boolean)
+    .map((part) => el("span", { class: "tag" }, el("bdi", {}, plain(part))));
 }
 
 function words(value) {
   const line = (one) => (typeof one === "string" ? one : JSON.stringify(one));
-  const text = Array.isArray(value) ? value.map(line).join("\n") : typeof value === "object" ? JSON.stringify(value, null, 2) : String(value);
+  const text = Array.isArray(value)
+    ? value.map(line).join("\n")
+    : typeof value === "object"
+      ? JSON.stringify(value, null, 2)
+      : String(value);
   return plain(text.length > MOST_EVIDENCE ? `${text.slice(0, MOST_EVIDENCE)}\n…` : text);
 }
 
@@ -67,8 +80,21 @@ function evidence(found, open) {
     "details",
     { key: "evidence", open },
     el("summary", {}, "Evidence"),
-    short.length > 0 && el("dl", { class: "pairs" }, short.map(({ name, text }) => [el("dt", {}, name), el("dd", { class: "mono" }, text)])),
-    long.length > 0 && el("dl", { class: "evidence" }, long.map(({ name, text }) => [el("dt", {}, name), el("dd", {}, el("pre", { tabindex: "0", "aria-label": name }, text))])),
+    short.length > 0 &&
+      el(
+        "dl",
+        { class: "pairs" },
+        short.map(({ name, text }) => [el("dt", {}, name), el("dd", { class: "mono" }, text)]),
+      ),
+    long.length > 0 &&
+      el(
+        "dl",
+        { class: "evidence" },
+        long.map(({ name, text }) => [
+          el("dt", {}, name),
+          el("dd", {}, el("pre", { tabindex: "0", "aria-label": name }, text)),
+        ]),
+      ),
   );
 }
 
@@ -80,7 +106,12 @@ function card(found, key, names, open) {
     el(
       "div",
       { class: "finding-body" },
-      el("div", { class: "finding-head" }, el("span", { class: "code mono" }, found.code), where(found, names)),
+      el(
+        "div",
+        { class: "finding-head" },
+        el("span", { class: "code mono" }, found.code),
+        where(found, names),
+      ),
       el("p", { class: "finding-message" }, plain(found.message)),
       found.hint && el("p", { class: "finding-hint" }, plain(found.hint)),
       evidence(found, open),
@@ -91,8 +122,15 @@ function card(found, key, names, open) {
 
 /** Cards for all findings of the job; the evidence of the first error is open. */
 export function findings(job, attempt) {
-  const names = new Map((attempt?.members ?? []).map((member) => [member.replica_id, `rank ${member.rank} · ${member.hostname || member.replica_id}`]));
+  const names = new Map(
+    (attempt?.members ?? []).map((member) => [
+      member.replica_id,
+      `rank ${member.rank} · ${member.hostname || member.replica_id}`,
+    ]),
+  );
   const sorted = [...job.findings].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
-  const cards = sorted.map((found, index) => card(found, `${found.code}-${index}`, names, index === 0 && found.severity === "error"));
+  const cards = sorted.map((found, index) =>
+    card(found, `${found.code}-${index}`, names, index === 0 && found.severity === "error"),
+  );
   return el("div", { class: "findings" }, cards);
 }

@@ -92,15 +92,35 @@ export class LogView {
 
   #draw() {
     const members = [...this.#attempt.members].sort((a, b) => a.rank - b.rank);
-    const ranks = members.map((member) => [member.rank, `rank ${member.rank} · ${plain(member.hostname || member.replica_id)}`]);
+    const ranks = members.map((member) => [
+      member.rank,
+      `rank ${member.rank} · ${plain(member.hostname || member.replica_id)}`,
+    ]);
     const automatic = `Current (${NAMES[current(this.#job)].toLowerCase()})`;
     const whole = this.#url({});
     fill(
       this.#tools,
       select("Rank", "rank", this.#rank, ranks),
       select("Stream", "stream", this.#stream ?? "", [["", automatic], ...Object.entries(NAMES)]),
-      el("button", { class: "button small", type: "button", "data-do": "wrap", "aria-pressed": String(this.#scroll.wraps) }, "Wrap"),
-      el("a", { class: "button small", href: whole.pathname + whole.search, download: `${this.#id}-rank${this.#rank}-${this.#shown}` }, "Whole log"),
+      el(
+        "button",
+        {
+          class: "button small",
+          type: "button",
+          "data-do": "wrap",
+          "aria-pressed": String(this.#scroll.wraps),
+        },
+        "Wrap",
+      ),
+      el(
+        "a",
+        {
+          class: "button small",
+          href: whole.pathname + whole.search,
+          download: `${this.#id}-rank${this.#rank}-${this.#shown}`,
+        },
+        "Whole log",
+      ),
     );
   }
 }
@@ -109,6 +129,12 @@ function select(label, name, value, options) {
   return el(
     "span",
     { class: "select", key: name },
-    el("select", { name, "aria-label": label }, options.map(([key, words]) => el("option", { value: key, selected: String(key) === String(value) }, words))),
+    el(
+      "select",
+      { name, "aria-label": label },
+      options.map(([key, words]) =>
+        el("option", { value: key, selected: String(key) === String(value) }, words),
+      ),
+    ),
   );
 }

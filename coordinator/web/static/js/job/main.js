@@ -3,7 +3,7 @@
 
 import { read, whoAmI } from "../shared/api.js";
 import { fill, listen } from "../shared/dom.js";
-import { everySecond, live } from "../shared/live.js";
+import { everySecond, live, paced } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
 import { api, jobIdHere } from "../shared/site.js";
 import { healed, say, showLink, signedIn, top } from "../shared/top.js";
@@ -15,7 +15,7 @@ import { Chart } from "./chart.js";
 import { explain, findings } from "./findings.js";
 import { LogView } from "./log.js";
 import { members } from "./members.js";
-import { progress, phase } from "./progress.js";
+import { phase, training } from "./progress.js";
 import { Series } from "./series.js";
 import { stages } from "./stages.js";
 import { title, verdict } from "./title.js";
@@ -29,7 +29,6 @@ const series = new Series();
 const REPLICAS_MS = 3000;
 let chart = null;
 let log = null;
-let unseen = false;
 
 function show() {
   const { job } = state;
@@ -46,7 +45,7 @@ function show() {
   part("training", trains, () => null);
   if (trains) {
     fill(place("phase"), phase(job));
-    fill(place("progress"), progress(job));
+    fill(place("progress"), training(job));
     chart.show(attempt?.number ?? null);
   }
   part("answers", job.comparison.length > 0, () => answers(job.comparison));
@@ -63,15 +62,7 @@ function part(name, there, content) {
   if (children !== null) fill(place(name), children);
 }
 
-/** Draw soon: a burst of events is one drawing. */
-function soon() {
-  if (unseen) return;
-  unseen = true;
-  requestAnimationFrame(() => {
-    unseen = false;
-    show();
-  });
-}
+const soon = paced(show);
 
 /** Load and aliveness of the replicas, again and again; seldom where there are so many that it takes long. */
 async function watchReplicas() {

@@ -13,7 +13,13 @@ const NEAR_END_PX = 24;
 
 export class Scroll {
   wraps = true;
-  #box = el("div", { class: "log wrap", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log" });
+  #box = el("div", {
+    class: "log wrap",
+    tabindex: "0",
+    role: "log",
+    "aria-live": "off",
+    "aria-label": "Log",
+  });
   #foot = el("div", { class: "log-foot" });
   #pending = el("div", { class: "log-line log-pending" });
   #lines = new Lines();
@@ -166,13 +172,29 @@ export class Scroll {
     this.#box.classList.toggle("log-empty", empty);
     fill(
       this.#foot,
-      more && el("button", { class: "button small", type: "button", "data-do": "earlier", key: "earlier" }, `Earlier (${bytes(this.#start)} more)`),
-      el("span", { class: "muted small grow", key: "words" }, empty ? `Nothing has been written yet. ${this.#words}` : this.#words),
-      !this.#atEnd && el("button", { class: "button small", type: "button", "data-do": "end", key: "end" }, "Jump to the end"),
+      more &&
+        el(
+          "button",
+          { class: "button small", type: "button", "data-do": "earlier", key: "earlier" },
+          `Earlier (${bytes(this.#start)} more)`,
+        ),
+      el(
+        "span",
+        { class: "muted small grow", key: "words" },
+        empty ? `Nothing has been written yet. ${this.#words}` : this.#words,
+      ),
+      !this.#atEnd &&
+        el(
+          "button",
+          { class: "button small", type: "button", "data-do": "end", key: "end" },
+          "Jump to the end",
+        ),
     );
   }
 }
 
 function pieces(painter, line) {
-  return painter.paint(line).map(({ text, classes }) => (classes ? el("span", { class: classes }, text) : text));
+  return painter
+    .paint(line)
+    .map(({ text, classes }) => (classes ? el("span", { class: classes }, text) : text));
 }

@@ -51,10 +51,16 @@ export class Series {
   add(record) {
     if (this.#seen.has(record.id) || record.step === null || record.step === undefined) return;
     this.#seen.add(record.id);
-    const keys = record.type === "eval" ? ["eval_loss"] : record.type === "log" ? MEASURES.map((measure) => measure.train) : [];
+    const keys =
+      record.type === "eval"
+        ? ["eval_loss"]
+        : record.type === "log"
+          ? MEASURES.map((measure) => measure.train)
+          : [];
     for (const key of keys) {
       const value = record.values[key];
-      if (typeof value === "number" && Number.isFinite(value)) this.#line(record.attempt, record.rank, key).put(record.step, value);
+      if (typeof value === "number" && Number.isFinite(value))
+        this.#line(record.attempt, record.rank, key).put(record.step, value);
     }
     this.version += 1;
   }
@@ -82,6 +88,8 @@ export class Series {
   /** Measures of which an attempt has at least one value. */
   measures(attempt) {
     const ranks = [...(this.#attempts.get(attempt)?.values() ?? [])];
-    return MEASURES.filter((measure) => ranks.some((lines) => lines.has(measure.train) || (measure.evaluated && lines.has(measure.evaluated))));
+    return MEASURES.filter((measure) =>
+      ranks.some((lines) => lines.has(measure.train) || (measure.evaluated && lines.has(measure.evaluated))),
+    );
   }
 }

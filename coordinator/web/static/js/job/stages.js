@@ -16,7 +16,13 @@ const NAMES = {
   collect: ["Collect", "The result is hashed and verified"],
   compare: ["Compare", "Base and tuned model answer"],
 };
-const WORDS = { waiting: "waiting", running: "running", passed: "passed", failed: "failed", skipped: "skipped" };
+const WORDS = {
+  waiting: "waiting",
+  running: "running",
+  passed: "passed",
+  failed: "failed",
+  skipped: "skipped",
+};
 
 /** Before the first attempt only gathering happens, and the job's verdict tells of it. */
 function withoutAttempt(job) {
@@ -51,7 +57,12 @@ function row(stage, over, progress) {
   const measured = figures(stage.figures ?? {});
   return el(
     "li",
-    { class: "stage", key: stage.stage, "data-state": state, "aria-current": state === "running" ? "step" : null },
+    {
+      class: "stage",
+      key: stage.stage,
+      "data-state": state,
+      "aria-current": state === "running" ? "step" : null,
+    },
     mark(state),
     el(
       "div",
@@ -65,7 +76,12 @@ function row(stage, over, progress) {
           el(
             "span",
             { class: "stage-head" },
-            el("span", { class: "stage-name" }, name, el("span", { class: "visually-hidden" }, `, ${WORDS[state]}`)),
+            el(
+              "span",
+              { class: "stage-name" },
+              name,
+              el("span", { class: "visually-hidden" }, `, ${WORDS[state]}`),
+            ),
             el("span", { class: "stage-time figure" }, took(stage, over)),
           ),
           el("span", { class: "stage-summary" }, plain(words(stage, about, progress))),
@@ -79,5 +95,7 @@ function row(stage, over, progress) {
 /** The list of stages of `attempt` (null: none has begun). */
 export function stages(job, attempt) {
   const over = attempt ? attempt.state === "ended" : TERMINAL.has(job.state);
-  return (attempt?.stages.length ? attempt.stages : withoutAttempt(job)).map((stage) => row(stage, over, attempt === job.attempt ? job.progress : null));
+  return (attempt?.stages.length ? attempt.stages : withoutAttempt(job)).map((stage) =>
+    row(stage, over, attempt === job.attempt ? job.progress : null),
+  );
 }

@@ -87,7 +87,8 @@ export class Painter extends AnsiUp {
   paint(line) {
     const long = line.length > LONGEST_LINE;
     const text = long ? line.slice(0, LONGEST_LINE) : line;
-    const pieces = text.includes(ESCAPE) || this.#styled() ? this.#parse(text) : [{ text: plain(text), classes: "" }];
+    const pieces =
+      text.includes(ESCAPE) || this.#styled() ? this.#parse(text) : [{ text: plain(text), classes: "" }];
     if (long) pieces.push({ text: " … this line goes on in the whole log", classes: "log-more" });
     return pieces;
   }
@@ -127,7 +128,9 @@ export class Painter extends AnsiUp {
   /** One of the sixteen colours of our theme, which is readable on its background; the nearest for any other. */
   #named(colour) {
     if (colour.class_name !== "truecolor") return colour.class_name;
-    const distance = (one) => one.rgb.reduce((sum, value, index) => sum + (value - colour.rgb[index]) ** 2, 0);
-    return this.ansi_colors.flat().reduce((best, one) => (distance(one) < distance(best) ? one : best)).class_name;
+    const distance = (one) =>
+      one.rgb.reduce((sum, value, index) => sum + (value - colour.rgb[index]) ** 2, 0);
+    return this.ansi_colors.flat().reduce((best, one) => (distance(one) < distance(best) ? one : best))
+      .class_name;
   }
 }

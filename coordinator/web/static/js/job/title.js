@@ -16,7 +16,9 @@ function times(job) {
     const took = job.started_at ? ` after ${duration(between(job.started_at, job.ended_at))}` : "";
     return `ended ${when(job.ended_at)}${took}`;
   }
-  return job.started_at ? `running for ${ticking(between(job.started_at, now()))}` : `submitted ${when(job.created_at)}`;
+  return job.started_at
+    ? `running for ${ticking(between(job.started_at, now()))}`
+    : `submitted ${when(job.created_at)}`;
 }
 
 function buttons(job, session) {
@@ -35,11 +37,28 @@ export function title(job, session) {
     el(
       "div",
       { class: "grow" },
-      el("div", { class: "title-line" }, el("h1", {}, el("bdi", {}, plain(job.name || job.id))), badge(job.state), job.kind === "preflight" && badge("note", "preflight")),
+      el(
+        "div",
+        { class: "title-line" },
+        el("h1", {}, el("bdi", {}, plain(job.name || job.id))),
+        badge(job.state),
+        job.kind === "preflight" && badge("note", "preflight"),
+      ),
       el(
         "p",
         { class: "title-facts muted" },
-        el("button", { class: "copy mono", type: "button", "data-do": "copy", "data-text": job.id, title: "Copy the job's id" }, job.id, icon("copy")),
+        el(
+          "button",
+          {
+            class: "copy mono",
+            type: "button",
+            "data-do": "copy",
+            "data-text": job.id,
+            title: "Copy the job's id",
+          },
+          job.id,
+          icon("copy"),
+        ),
         el("span", {}, size(job)),
         job.attempts > 1 && el("span", {}, `attempt ${job.attempts}`),
         el("span", {}, times(job)),

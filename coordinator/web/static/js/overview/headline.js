@@ -17,7 +17,9 @@ function lamps(replicas) {
   return el(
     "div",
     { class: "lamps", role: "img", "aria-label": words, title: words },
-    Array.from({ length: all }, (_, index) => el("span", { class: "lamp", "data-on": index < here ? "yes" : "no" })),
+    Array.from({ length: all }, (_, index) =>
+      el("span", { class: "lamp", "data-on": index < here ? "yes" : "no" }),
+    ),
   );
 }
 
@@ -33,11 +35,25 @@ function doing(jobs) {
   if (running.length === 0 && queued === 0) {
     const last = jobs.find((job) => TERMINAL.has(job.state));
     if (!last) return el("p", { class: "muted" }, "No job yet.");
-    return el("p", { class: "muted" }, "Nothing is running. Last: ", el("a", { href: jobPage(last.id) }, plain(last.name || last.id)), ", ", last.state, ".");
+    return el(
+      "p",
+      { class: "muted" },
+      "Nothing is running. Last: ",
+      el("a", { href: jobPage(last.id) }, plain(last.name || last.id)),
+      ", ",
+      last.state,
+      ".",
+    );
   }
   return [
     running.map((job) =>
-      el("p", { key: job.id, class: "muted" }, "Running ", el("a", { href: jobPage(job.id) }, plain(job.name || job.id)), `, stage ${STAGES.indexOf(job.stage) + 1} of ${STAGES.length}: ${job.stage}.`),
+      el(
+        "p",
+        { key: job.id, class: "muted" },
+        "Running ",
+        el("a", { href: jobPage(job.id) }, plain(job.name || job.id)),
+        `, stage ${STAGES.indexOf(job.stage) + 1} of ${STAGES.length}: ${job.stage}.`,
+      ),
     ),
     queued > 0 && el("p", { class: "muted" }, `${plural(queued, "job")} waiting in the queue.`),
   ];

@@ -26,11 +26,27 @@ function row(job) {
     el(
       "div",
       { class: "job-what" },
-      el("div", { class: "job-name" }, el("a", { class: "cover", href: jobPage(job.id) }, el("bdi", {}, plain(job.name || job.id))), badge(job.state), job.kind === "preflight" && badge("note", "preflight")),
+      el(
+        "div",
+        { class: "job-name" },
+        el("a", { class: "cover", href: jobPage(job.id) }, el("bdi", {}, plain(job.name || job.id))),
+        badge(job.state),
+        job.kind === "preflight" && badge("note", "preflight"),
+      ),
       el("p", { class: "muted small job-verdict" }, plain(job.verdict)),
     ),
-    el("div", { class: "job-way" }, dots(job), el("span", { class: "muted small" }, size(job), job.attempts > 1 && ` · attempt ${job.attempts}`)),
-    el("div", { class: "job-when" }, el("span", { class: "figure" }, took(job)), el("time", { class: "muted small", datetime: job.created_at }, when(job.created_at))),
+    el(
+      "div",
+      { class: "job-way" },
+      dots(job),
+      el("span", { class: "muted small" }, size(job), job.attempts > 1 && ` · attempt ${job.attempts}`),
+    ),
+    el(
+      "div",
+      { class: "job-when" },
+      el("span", { class: "figure" }, took(job)),
+      el("time", { class: "muted small", datetime: job.created_at }, when(job.created_at)),
+    ),
   );
 }
 
@@ -47,7 +63,11 @@ export function noJobs() {
   return el(
     "div",
     { class: "card empty" },
-    el("p", {}, "No job has been submitted. From any replica, or from your own machine with RANKCALL_URL and RANKCALL_TOKEN set:"),
+    el(
+      "p",
+      {},
+      "No job has been submitted. From any replica, or from your own machine with RANKCALL_URL and RANKCALL_TOKEN set:",
+    ),
     el("pre", {}, "rankcall check lora-1b.yml --nodes 2\nrankcall submit lora-1b.yml --watch"),
   );
 }

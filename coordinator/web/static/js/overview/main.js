@@ -2,7 +2,7 @@
 
 import { read, whoAmI } from "../shared/api.js";
 import { fill } from "../shared/dom.js";
-import { everySecond, live } from "../shared/live.js";
+import { everySecond, live, paced } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
 import { api } from "../shared/site.js";
 import { healed, say, showLink, signedIn, top } from "../shared/top.js";
@@ -20,7 +20,10 @@ let cursor = null;
 function inOrder(items) {
   const rank = (replica) => (replica.role === "spare" ? Infinity : (replica.rank ?? Infinity));
   return [...items].sort(
-    (a, b) => Number(b.alive) - Number(a.alive) || rank(a) - rank(b) || a.hostname.localeCompare(b.hostname, "en", { numeric: true }),
+    (a, b) =>
+      Number(b.alive) - Number(a.alive) ||
+      rank(a) - rank(b) ||
+      a.hostname.localeCompare(b.hostname, "en", { numeric: true }),
   );
 }
 
@@ -28,6 +31,8 @@ function show() {
   showJobs();
   fill(place("replicas"), replicaRows(inOrder(replicas.items)));
 }
+
+const soon = paced(show);
 
 function showJobs() {
   if (jobs === null) return;
@@ -67,7 +72,7 @@ async function begin() {
     {
       overview(seen) {
         ({ jobs, replicas } = seen);
-        show();
+        soon();
       },
     },
     (state, problem) => {

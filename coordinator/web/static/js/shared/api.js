@@ -70,6 +70,11 @@ export async function whoAmI() {
 export async function send(path, body = null, { method = "POST", stay = false } = {}) {
   const headers = { Accept: "application/json" };
   if (body !== null) headers["Content-Type"] = "application/json";
-  const response = await ask(api(path), { method, headers, body: body === null ? null : JSON.stringify(body), stay });
+  const response = await ask(api(path), {
+    method,
+    headers,
+    body: body === null ? null : JSON.stringify(body),
+    stay,
+  });
   return response.status === 204 ? null : response.json().catch(() => null);
 }

@@ -10,7 +10,8 @@ const SVG = "http://www.w3.org/2000/svg";
  * siblings. `children`: nodes, strings, numbers, arrays of them; null and false are left out.
  */
 export function el(tag, attributes = {}, ...children) {
-  const node = tag === "svg" || tag === "use" ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  const node =
+    tag === "svg" || tag === "use" ? document.createElementNS(SVG, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "vars") {
@@ -29,14 +30,24 @@ function append(node, children) {
   for (const child of children) {
     if (Array.isArray(child)) append(node, child);
     else if (child instanceof Node) node.appendChild(child);
-    else if (child !== null && child !== undefined && child !== false && child !== "") node.append(String(child));
+    else if (child !== null && child !== undefined && child !== false && child !== "")
+      node.append(String(child));
   }
 }
 
 /** An icon of the sprite in the page; `title` makes it speak, else it is decoration. */
 export function icon(name, { title = null, kind = name } = {}) {
   const use = el("use", { href: `#i-${name}` });
-  return el("svg", { class: `icon icon-${kind}`, "aria-hidden": title ? null : "true", role: title ? "img" : null, "aria-label": title }, use);
+  return el(
+    "svg",
+    {
+      class: `icon icon-${kind}`,
+      "aria-hidden": title ? null : "true",
+      role: title ? "img" : null,
+      "aria-label": title,
+    },
+    use,
+  );
 }
 
 /** Change what is inside `parent` into `children`. */
@@ -93,7 +104,8 @@ function sync(old, fresh) {
   for (const { name, value } of fresh.attributes) {
     if (!kept(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
-  if (old.style && fresh.style && old.style.cssText !== fresh.style.cssText) old.style.cssText = fresh.style.cssText;
+  if (old.style && fresh.style && old.style.cssText !== fresh.style.cssText)
+    old.style.cssText = fresh.style.cssText;
   syncChildren(old, fresh);
 }
 
@@ -112,6 +124,8 @@ const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u20
 export function plain(text) {
   return String(text ?? "").replace(UNSEEN, (char) => {
     const code = char.charCodeAt(0);
-    return code < 0x20 ? String.fromCharCode(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+    return code < 0x20
+      ? String.fromCharCode(0x2400 + code)
+      : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
   });
 }

@@ -3,8 +3,17 @@
 
 const number = (digits) => new Intl.NumberFormat("en", { maximumFractionDigits: digits });
 const WHOLE = number(0);
-const clockTime = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const dayAndTime = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const clockTime = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+});
+const dayAndTime = new Intl.DateTimeFormat(undefined, {
+  day: "numeric",
+  month: "short",
+  hour: "2-digit",
+  minute: "2-digit",
+});
 const SIZES = ["B", "KB", "MB", "GB", "TB", "PB"];
 
 const given = (value) => typeof value === "number" && Number.isFinite(value);

@@ -101,6 +101,28 @@ export function live(url, on, state) {
   open();
 }
 
+// Drawing may take a fifth of the time, so that a page with a thousand replicas still scrolls.
+const DRAW_SHARE = 5;
+
+/** `draw`, to be asked for as often as one likes: a burst is one drawing, and a costly one comes less often. */
+export function paced(draw) {
+  let asked = false;
+  let notBefore = 0;
+  function drawNow() {
+    asked = false;
+    const began = performance.now();
+    draw();
+    notBefore = began + DRAW_SHARE * (performance.now() - began);
+  }
+  return () => {
+    if (asked) return;
+    asked = true;
+    const wait = notBefore - performance.now();
+    if (wait > 16) setTimeout(() => requestAnimationFrame(drawNow), wait);
+    else requestAnimationFrame(drawNow);
+  };
+}
+
 /** Call `tick` each second while the page is visible, for durations that grow by themselves. */
 export function everySecond(tick) {
   setInterval(() => {

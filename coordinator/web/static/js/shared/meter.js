@@ -9,7 +9,12 @@ export function meter(label, share, words, { tone = "plain" } = {}) {
   return el(
     "div",
     { class: "meter", "data-tone": tone },
-    el("div", { class: "meter-words" }, el("span", { class: "muted" }, label), el("span", { class: "figure" }, words)),
+    el(
+      "div",
+      { class: "meter-words" },
+      el("span", { class: "muted" }, label),
+      el("span", { class: "figure" }, words),
+    ),
     known &&
       el(
         "div",

@@ -13,7 +13,9 @@ function hardware(replica) {
   const gpus = replica.facts?.gpus ?? [];
   if (gpus.length > 0) {
     const names = [...new Set(gpus.map((gpu) => gpu.name))];
-    const memory = gpus[0].memory_bytes ? `${gib(gpus[0].memory_bytes)}${gpus.length > 1 ? " each" : ""}` : "";
+    const memory = gpus[0].memory_bytes
+      ? `${gib(gpus[0].memory_bytes)}${gpus.length > 1 ? " each" : ""}`
+      : "";
     return [`${gpus.length} × ${names.map(plain).join(" / ")}`, memory];
   }
   if (replica.gpu_count) return [plural(replica.gpu_count, "GPU"), ""];
@@ -37,7 +39,8 @@ function standing(replica) {
 function load(replica) {
   const seen_now = replica.telemetry;
   // An old reading would look like a present one.
-  if (!replica.alive || !seen_now) return el("div", { class: "muted small" }, replica.alive ? "no readings yet" : "no readings");
+  if (!replica.alive || !seen_now)
+    return el("div", { class: "muted small" }, replica.alive ? "no readings yet" : "no readings");
   const gpus = seen_now.gpus ?? [];
   const busiest = Math.max(...gpus.map((gpu) => gpu.utilization ?? 0));
   const used = gpus.reduce((sum, gpu) => sum + (gpu.memory_used_bytes ?? 0), 0);
@@ -48,9 +51,14 @@ function load(replica) {
     "div",
     { class: "meters" },
     gpus.length > 0 && meter("GPU", busiest / 100, `${percent(busiest / 100)}${heat}`),
-    gpus.length > 0 && meter("VRAM", total ? used / total : null, `${measure(used / 2 ** 30, 3)} of ${gib(total)}`),
+    gpus.length > 0 &&
+      meter("VRAM", total ? used / total : null, `${measure(used / 2 ** 30, 3)} of ${gib(total)}`),
     meter("CPU", share(seen_now.cpu_percent, 100), percent(share(seen_now.cpu_percent, 100))),
-    meter("RAM", share(seen_now.memory_used_bytes, seen_now.memory_total_bytes), bytes(seen_now.memory_used_bytes)),
+    meter(
+      "RAM",
+      share(seen_now.memory_used_bytes, seen_now.memory_total_bytes),
+      bytes(seen_now.memory_used_bytes),
+    ),
   );
 }
 
@@ -69,7 +77,10 @@ function facts(replica) {
     ["Driver", known.driver],
     ["Platform", known.platform],
     ...packages,
-    ...(known.disks ?? []).map((disk) => [`${disk.purpose} free`, `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)} · ${disk.path}`]),
+    ...(known.disks ?? []).map((disk) => [
+      `${disk.purpose} free`,
+      `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)} · ${disk.path}`,
+    ]),
     ...Object.entries(known.leftovers ?? {}).map(([name, value]) => [`${name} (scrubbed)`, value]),
     ["Agent memory", replica.telemetry?.agent_rss_bytes ? bytes(replica.telemetry.agent_rss_bytes) : null],
     ["Agent starts", count(replica.incarnation)],
@@ -80,7 +91,11 @@ function facts(replica) {
     { class: "facts" },
     el("summary", {}, "Facts"),
     (known.problems ?? []).map((problem) => el("p", { class: "problem" }, icon("warning"), plain(problem))),
-    el("dl", { class: "pairs" }, rows.map(([name, value]) => [el("dt", {}, plain(name)), el("dd", {}, plain(value))])),
+    el(
+      "dl",
+      { class: "pairs" },
+      rows.map(([name, value]) => [el("dt", {}, plain(name)), el("dd", {}, plain(value))]),
+    ),
   );
 }
 
@@ -101,8 +116,18 @@ function row(replica) {
         el("div", { class: "muted small mono" }, el("bdi", {}, plain(address))),
       ),
     ),
-    el("div", { class: "replica-role" }, standing(replica), el("span", { class: replica.alive ? "muted small" : "bad small" }, seen(replica))),
-    el("div", { class: "replica-gpu with-icon" }, icon("chip"), el("div", { class: "clip-box" }, el("div", {}, device), el("div", { class: "muted small" }, amount))),
+    el(
+      "div",
+      { class: "replica-role" },
+      standing(replica),
+      el("span", { class: replica.alive ? "muted small" : "bad small" }, seen(replica)),
+    ),
+    el(
+      "div",
+      { class: "replica-gpu with-icon" },
+      icon("chip"),
+      el("div", { class: "clip-box" }, el("div", {}, device), el("div", { class: "muted small" }, amount)),
+    ),
     load(replica),
     facts(replica),
   );
@@ -114,6 +139,11 @@ export function replicaRows(replicas) {
   const left = replicas.length - shown.length;
   return [
     el("ul", { class: "rows replicas" }, shown.map(row)),
-    left > 0 && el("p", { class: "muted" }, `… and ${plural(left, "more replica", "more replicas")}: rankcall nodes lists them all.`),
+    left > 0 &&
+      el(
+        "p",
+        { class: "muted" },
+        `… and ${plural(left, "more replica", "more replicas")}: rankcall nodes lists them all.`,
+      ),
   ];
 }

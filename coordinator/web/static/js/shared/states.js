@@ -37,9 +37,14 @@ export function dots(job) {
   const states = STAGES.map((_, index) => {
     if (job.state === "succeeded" || index < here) return "passed";
     if (index > here) return "waiting";
-    return { queued: "queued", running: "running", failed: "failed", cancelled: "skipped" }[job.state] ?? "waiting";
+    return (
+      { queued: "queued", running: "running", failed: "failed", cancelled: "skipped" }[job.state] ?? "waiting"
+    );
   });
-  const words = job.state === "succeeded" ? "all eight stages done" : `stage ${here + 1} of ${STAGES.length}: ${job.stage}`;
+  const words =
+    job.state === "succeeded"
+      ? "all eight stages done"
+      : `stage ${here + 1} of ${STAGES.length}: ${job.stage}`;
   return el(
     "span",
     { class: "dots", role: "img", "aria-label": words, title: words },

@@ -33,7 +33,8 @@ export function say(problem) {
   unreachable = problem instanceof Problem && problem.status === 0;
   const said = document.getElementById("said");
   if (!said) return;
-  const words = problem instanceof Problem ? [problem.message, problem.hint].filter(Boolean).join(" ") : problem;
+  const words =
+    problem instanceof Problem ? [problem.message, problem.hint].filter(Boolean).join(" ") : problem;
   fill(said, words ?? "");
 }
 
