@@ -1,0 +1,1 @@
+"""The status page: templates and static files, served by `api/pages.py`."""
