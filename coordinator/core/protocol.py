@@ -18,9 +18,14 @@ PROTOCOL_VERSION = 1
 
 
 class Message(BaseModel):
-    """Base of all messages: immutable, lenient towards keys of a newer peer. Bytes are base64 in JSON."""
+    """Base of all messages: immutable, lenient towards keys of a newer peer. Bytes are base64 in JSON.
 
-    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64", val_json_bytes="base64")
+    A class is built when it is first used: a command that needs five of them does not wait for fifty.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", ser_json_bytes="base64", val_json_bytes="base64", defer_build=True
+    )
 
 
 class Stage(StrEnum):

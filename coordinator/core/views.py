@@ -20,13 +20,15 @@ TERMINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"}
 class View(BaseModel):
     """Base of what the API answers."""
 
-    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", defer_build=True)
 
 
 class Input(BaseModel):
     """Base of what a user sends: an unknown key is refused, because it is a misspelt one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", defer_build=True
+    )
 
 
 class Deadlines(Input):
