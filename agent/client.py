@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
@@ -25,7 +26,8 @@ log = structlog.get_logger("agent")
 HOLD_S = 20.0  # how long the coordinator may hold a read: below what proxies in between allow
 _HOLD_MARGIN_S = 15.0  # beyond that, an answer to a held read is not coming
 _UPLOAD_STALL_S = 120.0  # a download that is read slowly slows the upload; one that stands still is given up
-_TIMEOUTS = Timeouts(connect_s=5.0, transfer_s=30.0)
+# A coordinator that takes longer for a report is as good as gone; reports are repeated.
+_TIMEOUTS = Timeouts(connect_s=5.0, transfer_s=15.0)
 _PREFIX = "/api/v1"
 _INCARNATION = re.compile(r"incarnation \((\d+)\)")
 _WRONG_TOKEN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -138,6 +140,13 @@ class Coordinator:
         self._client = AsyncClient(place, token=self._token, timeouts=_TIMEOUTS)
         if before is not None:
             await before.aclose()
+
+    async def wait_and_relocate(self, backoff: Backoff, error: Unreachable | ProblemAnswer) -> None:
+        """After a failure: wait, at least as long as the coordinator asked for, and see whether it has moved."""
+        asked_s = error.retry_after_s if isinstance(error, ProblemAnswer) else None
+        await asyncio.sleep(max(backoff.again_s(), min(asked_s or 0.0, backoff.longest_s)))
+        with contextlib.suppress(Unreachable):
+            await self.relocate()
 
     async def keep_registered(
         self,

@@ -40,6 +40,7 @@ class Convergence:
         self._work: Attempt | None = None
         self._marked: dict[str, set[ProcessId]] = {}
         self._marked_at_s = float("-inf")
+        self._free = asyncio.Event()
 
     # --- what is reported
 
@@ -51,6 +52,10 @@ class Convergence:
     @property
     def reports(self) -> tuple[TaskReport, ...]:
         return self._work.reports if self._work else ()
+
+    async def wait_free(self) -> None:
+        """Until nothing that was adopted runs here any more."""
+        await self._free.wait()
 
     def shims(self) -> tuple[ProcessId, ...]:
         return launcher.shims(self._work.folder) if self._work else ()
@@ -78,7 +83,9 @@ class Convergence:
             if attempt_id in holding or not folder.mirrored.exists():
                 self._mirror.follow(attempt_id, folder)
         if len(holding) == 1:
-            self._work = self._attempt(holding.pop())
+            self._work = self._attempt(next(iter(holding)))
+        if not holding:
+            self._free.set()
 
     def want(self, desired: Desired) -> None:
         """This is what should be, from now on."""
@@ -143,7 +150,8 @@ class Convergence:
         if others:
             log.info("ending", attempts=sorted(others))
             await asyncio.gather(*(self._end(attempt_id) for attempt_id in others))
-        still = self._look() - {wanted}
+        held = self._look()
+        still = held - {wanted}
         if left_work:
             self._work = None
             await self._around.warm.start()
@@ -152,6 +160,8 @@ class Convergence:
                 self._mirror.close(attempt_id)
         if left_work or others:
             self._around.news(True)
+        if not held:
+            self._free.set()
         if still:  # hangs in the kernel; it may come out of there
             asyncio.get_running_loop().call_later(MARKS_S, self._changed.set)
 

@@ -83,14 +83,24 @@ def lock(layout: Layout) -> int:
 
 
 def begin(layout: Layout) -> Identity:
-    """The identity of this start of the agent, written down before it is used. Call with the lock held."""
+    """The identity of this start of the agent, written down before it is used. Call with the lock held.
+
+    A replica that is known goes on although a full disk does not take the next incarnation: its training needs an agent.
+
+    Raises:
+        OSError: when a new replica cannot be written down.
+    """
     known = _load(layout.replica_file)
     identity = Identity(
         replica_id=known.replica_id if known else f"r-{secrets.token_hex(5)}",
         incarnation=known.incarnation + 1 if known else 1,
         fingerprint=fingerprint(),
     )
-    save(layout, identity)
+    try:
+        save(layout, identity)
+    except OSError:
+        if known is None:
+            raise
     return identity
 
 

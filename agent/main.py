@@ -53,6 +53,7 @@ class Rhythm:
         gather_s: what is new waits so long for company; what a gate waits for (a task that ended) does not.
         look_s: how often streams are looked at while an attempt is here.
         stream_s: the least between two reports that carry nothing but stream bytes.
+        reading_s: how long a report waits for a reading of the load.
         last_words_s: how long the end of the streams may take to be delivered when the agent is asked to end.
     """
 
@@ -60,6 +61,7 @@ class Rhythm:
     gather_s: float = 0.25
     look_s: float = 0.5
     stream_s: float = 1.0
+    reading_s: float = 1.0
     last_words_s: float = 3.0
 
 
@@ -100,6 +102,7 @@ class Agent:
         self._facts: Facts | None = None
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
+        self._reading: asyncio.Future[Telemetry] | None = None
         self._reported_s = float("-inf")
 
     # --- life
@@ -222,7 +225,11 @@ class Agent:
     # --- facts
 
     async def _learn_facts(self) -> None:
-        """What can be known without torch at once, and what torch knows when it has been imported."""
+        """What can be known without torch at once, and what torch knows when it has been imported.
+
+        Not while a training that was adopted runs: it needs the memory, and the coordinator has the facts from before.
+        """
+        await self._convergence.wait_free()
         try:
             await self._warm.start()
             plain = await asyncio.to_thread(
@@ -251,9 +258,7 @@ class Agent:
                 continue
             except (Unreachable, ProblemAnswer) as error:
                 murmur.say("the coordinator does not answer; what runs here goes on", why=str(error))
-                await asyncio.sleep(backoff.again_s())
-                with contextlib.suppress(Unreachable):
-                    await self._coordinator.relocate()
+                await self._coordinator.wait_and_relocate(backoff, error)
                 continue
             backoff.reset()
             murmur.over("the coordinator answers again", url=self._coordinator.url)
@@ -283,7 +288,7 @@ class Agent:
             now_s = monotonic_s()
             telemetry = None
             if now_s - telemetry_s >= self._rhythm.report_s * 0.9:
-                telemetry, telemetry_s = self._meter.read(self._convergence.shims()), now_s
+                telemetry, telemetry_s = await self._take_reading(), now_s
             report = self._compose(telemetry, now_s)
             try:
                 reply = await self._coordinator.report(report)
@@ -294,7 +299,7 @@ class Agent:
                     "reports do not arrive; they are kept", why=str(error), bytes=self._mirror.backlog_bytes()
                 )
                 self._news.set()
-                await asyncio.sleep(backoff.again_s())
+                await self._coordinator.wait_and_relocate(backoff, error)
                 continue
             backoff.reset()
             murmur.over("reports arrive again")
@@ -303,6 +308,15 @@ class Agent:
             self._facts_told = report.facts or self._facts_told
             self._mirror.acknowledge(report.appends, reply.acknowledged, now_s)
             full = sum(len(append.data) for append in report.appends) >= REPORT_BYTES // 2
+
+    async def _take_reading(self) -> Telemetry | None:
+        """A reading, unless the GPU's driver hangs; then reports go out without."""
+        if self._reading is not None and not self._reading.done():
+            return None
+        roots = self._convergence.shims()
+        self._reading = asyncio.ensure_future(asyncio.to_thread(self._meter.read, roots))
+        done, _ = await asyncio.wait([self._reading], timeout=self._rhythm.reading_s)
+        return self._reading.result() if done else None
 
     async def _something_to_say(self, full: bool) -> None:
         """Return when a report is due. `full`: the last one could not carry all there was."""

@@ -70,10 +70,8 @@ class Mirror:
 
     def follow(self, attempt_id: str, folder: AttemptFolder) -> None:
         """Mirror this attempt's streams from now on."""
-        attempt = self._attempts.setdefault(attempt_id, _Attempt(folder))
-        if attempt.over:
-            attempt.over = False
-            folder.mirrored.unlink(missing_ok=True)
+        self._attempts.setdefault(attempt_id, _Attempt(folder)).over = False
+        folder.mirrored.unlink(missing_ok=True)
 
     def close(self, attempt_id: str) -> None:
         """No process writes to this attempt's streams any more: what is left is sent to the last byte, and then no more."""
