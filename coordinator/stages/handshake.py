@@ -73,7 +73,7 @@ def judge_tcp_stage(
     links = [link for result in results.values() for link in result.links]
     rtts = [link.rtt_s for link in links if link.rtt_s is not None]
     rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
-    summary = f"{len(links)} links echoed" + (f", slowest {max(rtts) * 1000:.1f} ms" if rtts else "")
+    summary = f"{len(links)} links echoed" + (f", slowest {_time(max(rtts))}" if rtts else "")
     return Verdict(
         "passed",
         f"{summary}, rendezvous on port {port}",
@@ -94,6 +94,10 @@ def _tcp_results(members: Sequence[Observed], reports: Sequence[TaskReport | Non
         for member, report in zip(members, reports, strict=True)
         if report is not None and isinstance(report.result, TcpResult)
     }
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} µs"
 
 
 def _free_ports(members: Sequence[Observed], results: Mapping[str, TcpResult]) -> tuple[int | None, ...]:

@@ -43,7 +43,7 @@ def judge_collect(attempt: AttemptState, members: Sequence[Observed]) -> Verdict
     total = sum(a.size_bytes for a in result.artifacts)
     return Verdict(
         "passed",
-        f"{len(result.artifacts)} files, {total / 1e6:.1f} MB, {result.tensors} tensors whole, in {result.folder}",
+        f"{len(result.artifacts)} files, {total / 1e6:.1f} MB, {result.tensors} tensors whole",
         own,
         figures={"bytes": total, "tensors": result.tensors, "weight_files": len(weights)},
         updates={"result_folder": result.folder},
