@@ -6,6 +6,7 @@ on this machine (the replicas may have more), under the replicas' data roots, or
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 
@@ -30,6 +31,7 @@ _SHORT_ATTENTIONS = {"flash": "flash_attention_2", "flex": "flex_attention", "sd
 _OLD_FLAGS = (
     "flash_attention", "sdp_attention", "xformers_attention", "flex_attention", "sage_attention", "eager_attention",
 )  # fmt: skip
+_ELSEWHERE = "see that every replica has it at that path, or put it beside the config"
 _TRAVELS = "put the file beside the config, so that it travels with the submission"
 # Reading more of a dataset to count its rows is not worth the wait of a check.
 _COUNTED_BYTES = 4 << 20
@@ -66,14 +68,23 @@ def missing_files(subject: Subject) -> Findings:
         if path.startswith(("/", "~")) or subject.files.exists(path) or re.search(r"[*?\[{]", path):
             continue
         meant = _meant(subject, path)
+        severity: Severity = "error" if meant else _surely_missing(subject, path)
         yield subject.found(
             "CFG021",
-            f"{shown(path)} does not exist",
+            f"{shown(path)} does not exist" if severity == "error" else f"{shown(path)} is not here",
             *keys,
-            hint=f"did you mean {meant}?" if meant else _TRAVELS if subject.complete else None,
-            severity="error" if meant else _surely_missing(subject, path),
+            hint=_advice(subject, meant, severity),
+            severity=severity,
             edits=(put(meant, *keys),) if meant and keys[-1] == "path" else (),
         )
+
+
+def _advice(subject: Subject, meant: str | None, severity: Severity) -> str | None:
+    if meant is not None:
+        return f"did you mean {meant}?"
+    if subject.complete:
+        return _TRAVELS
+    return None if severity == "error" else _ELSEWHERE
 
 
 def _meant(subject: Subject, path: str) -> str | None:
@@ -215,6 +226,23 @@ def packing(subject: Subject) -> Findings:
         yield subject.found("CFG505", "`sample_packing` takes one streaming dataset only", "datasets")
 
 
+def window(subject: Subject) -> Findings:
+    """CFG706: sequences longer than a local model's positions."""
+    model = text(subject.get("base_model"))
+    wanted = whole(subject.get("sequence_len"))
+    if wanted is None or not model.startswith(("./", "../")):
+        return
+    try:
+        config = json.loads(subject.files.read(posixpath.join(model, "config.json")) or b"{}")
+    except ValueError:
+        return
+    longest = whole(mapping(config).get("max_position_embeddings"))
+    if longest is not None and wanted > longest and not mapping(config).get("rope_scaling"):
+        yield subject.found(
+            "CFG706", f"`sequence_len: {wanted}`, and the model has {longest} positions", "sequence_len"
+        )
+
+
 def few_rows(subject: Subject) -> Findings:
     """CFG503: fewer rows than one step of all processes takes."""
     world = subject.world
@@ -252,7 +280,7 @@ def _rows(subject: Subject) -> int | None:
         content = subject.files.read(path)
         if content is None or len(content) > _COUNTED_BYTES:
             return None
-        total += sum(1 for line in content.splitlines() if line.strip())
+        total += content.count(b"\n") + (not content.endswith(b"\n"))
     if not entries:
         return None
     share = number(subject.get("val_set_size")) or 0
@@ -260,5 +288,5 @@ def _rows(subject: Subject) -> int | None:
 
 
 RULES = (
-    missing_files, local_model, dataset_types, templates, attention, packing, few_rows,
+    missing_files, local_model, dataset_types, templates, attention, packing, window, few_rows,
 )  # fmt: skip

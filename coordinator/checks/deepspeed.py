@@ -174,6 +174,37 @@ def _accumulation(subject: Subject, micro: int | None) -> int | None:
     return 1 if subject.get("gradient_accumulation_steps") is None else None
 
 
+def inline_agrees(subject: Subject) -> Findings:
+    """CFG205, CFG217: figures among accelerate's own DeepSpeed keys, which win without a word."""
+    use = next((one for one in subject.deepspeed if one.by == "accelerate" and one.path is None), None)
+    if use is None or subject.accelerate is None or subject.purpose != "check":
+        return
+    section = mapping(subject.accelerate.values.get("deepspeed_config"))
+    steps = whole(section.get("gradient_accumulation_steps"))
+    own = _accumulation(subject, whole(subject.settings.get("micro_batch_size", 1)))
+    if steps is not None and own is not None and steps != own:
+        yield subject.found_in_accelerate(
+            "CFG205",
+            f"`gradient_accumulation_steps` is {steps} here and {own} in the Axolotl config",
+            "deepspeed_config",
+            "gradient_accumulation_steps",
+            hint=f"write {own} here too",
+            severity="warning",
+            edits=(put(own, "deepspeed_config", "gradient_accumulation_steps"),),
+        )
+    clipping, norm = number(section.get("gradient_clipping")), number(subject.get("max_grad_norm"))
+    if clipping is not None and norm is not None and clipping != norm:
+        yield subject.found_in_accelerate(
+            "CFG217",
+            f"`gradient_clipping` is {clipping:g} here, but `max_grad_norm` is {norm:g} in the Axolotl config",
+            "deepspeed_config",
+            "gradient_clipping",
+            hint=f"write {norm:g} here too",
+            severity="warning",
+            edits=(put(norm, "deepspeed_config", "gradient_clipping"),),
+        )
+
+
 def precision_agrees(subject: Subject) -> Findings:
     """CFG207: bf16 and fp16 of the JSON against the Axolotl config."""
     for use in _files_once(subject):
@@ -352,6 +383,6 @@ def offload(subject: Subject) -> Findings:
 
 
 RULES = (
-    shape, unknown_settings, inline_stage, batch_agrees, precision_agrees, optimizer_agrees, said_twice,
+    shape, unknown_settings, inline_stage, batch_agrees, inline_agrees, precision_agrees, optimizer_agrees, said_twice,
     zero3_init, gathers, offload,
 )  # fmt: skip

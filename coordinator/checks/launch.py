@@ -176,13 +176,20 @@ def processes(subject: Subject) -> Findings:
 def rank(subject: Subject) -> Findings:
     """CFG109: a rank that no machine has makes the others wait for ever."""
     values = _standing(subject)
-    if values is None or "machine_rank" not in values:
+    if values is None:
         return
-    given = values["machine_rank"]
+    given = values.get("machine_rank")
     count = _machines(values)
-    number = whole(given)
     if given is None:
+        if count > 1:
+            yield subject.found_in_accelerate(
+                "CFG109",
+                f"`machine_rank` is missing: each of the {count} machines takes itself for rank 0",
+                "machine_rank",
+                severity="warning",
+            )
         return
+    number = whole(given)
     if number is None or number < 0 or (count > 1 and number >= count):
         yield subject.found_in_accelerate(
             "CFG109",

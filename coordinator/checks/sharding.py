@@ -44,7 +44,7 @@ def both(subject: Subject) -> Findings:
         return
     if subject.get("deepspeed"):
         yield subject.found("CFG301", f"`deepspeed` and `{key}` are both set", key)
-    elif any(use.by == "accelerate" for use in subject.deepspeed) and subject.purpose == "check":
+    elif any(use.by == "accelerate" for use in subject.deepspeed):
         yield subject.found_in_accelerate(
             "CFG301",
             f"`distributed_type: DEEPSPEED`, but the Axolotl config sets `{key}`",
@@ -57,11 +57,9 @@ def both(subject: Subject) -> Findings:
 
 def accelerate_fsdp(subject: Subject) -> Findings:
     """CFG302, CFG303: FSDP asked for in the accelerate file."""
-    if subject.accelerate is None or subject.purpose != "check":
+    if subject.accelerate is None or subject.accelerate.values.get("distributed_type") != "FSDP":
         return
-    values = subject.accelerate.values
-    if values.get("distributed_type") != "FSDP":
-        return
+    standing = subject.purpose == "check"
     if subject.get("deepspeed"):
         yield subject.found_in_accelerate(
             "CFG301",
@@ -73,11 +71,16 @@ def accelerate_fsdp(subject: Subject) -> Findings:
     if not subject.get("fsdp_config"):
         yield subject.found_in_accelerate(
             "CFG303",
-            "FSDP stands in the accelerate file only: Axolotl fails when it saves the trained model",
+            "FSDP stands in the accelerate file only: Axolotl fails when it saves the trained model"
+            if standing
+            else "FSDP stands in the accelerate file only: rankcall takes it from the Axolotl config, so nothing is sharded",
             "distributed_type",
+            severity="error" if standing else "warning",
         )
         return
-    section = mapping(values.get("fsdp_config"))
+    if not standing:
+        return
+    section = mapping(subject.accelerate.values.get("fsdp_config"))
     loading = section.get("fsdp_cpu_ram_efficient_loading", section.get("cpu_ram_efficient_loading", True))
     if subject.has("load_in_4bit") and str(loading).lower() == "true":
         yield subject.found_in_accelerate(

@@ -51,7 +51,8 @@ class DeepSpeedUse:
         """The ZeRO stage; None where it is not known. DeepSpeed's own default is 0."""
         if self.values is None:
             return None
-        return whole(self.zero.get("stage", 0))
+        stage = self.zero.get("stage", 0)
+        return stage if isinstance(stage, int) and not isinstance(stage, bool) else None
 
     def offload(self, what: Literal["optimizer", "param"]) -> str:
         device = mapping(self.zero.get(f"offload_{what}")).get("device", "none")

@@ -163,6 +163,21 @@ FIRES = [
     Case("CFG108", launch={"num_processes": "2"}),
     Case("CFG109", launch={"machine_rank": 2}),
     Case("CFG109", launch={"machine_rank": -1}),
+    Case("CFG109", launch={"machine_rank": ABSENT}, severity="warning"),
+    Case(
+        "CFG205",
+        launch={
+            "deepspeed_config": {
+                "zero_stage": 2,
+                "gradient_accumulation_steps": 8,
+                "deepspeed_multinode_launcher": "standard",
+            }
+        },
+        severity="warning",
+    ),
+    Case("CFG219", deepspeed={"zero_optimization": {"stage": "2"}}),
+    Case("CFG303", launch={"distributed_type": "FSDP"}, purpose="submit", severity="warning"),
+    Case("CFG301", {"fsdp_config": {"offload_params": True}}, launch={}, purpose="submit"),
     Case("CFG110", launch={"main_process_ip": ABSENT}),
     Case("CFG110", launch={"main_process_ip": "localhost"}),
     Case("CFG110", launch={"main_process_ip": "127.0.1.1"}),
@@ -345,6 +360,12 @@ FIRES = [
     Case("CFG703", {"val_set_size": 0, "eval_steps": 5}),
     Case("CFG703", {"val_set_size": 0, "evals_per_epoch": 1}, severity="warning"),
     Case("CFG704", {"sample_packing": True}, severity="warning"),
+    Case(
+        "CFG706",
+        {"base_model": "./model", "sequence_len": 4096},
+        files={"model/config.json": b'{"max_position_embeddings": 2048}'},
+        severity="warning",
+    ),
     Case("CFG707", {"chat_template": "jinja"}),
     Case("CFG708", {"datasets": [{"path": "a/b.parquet", "ds_type": "json"}]}, severity="warning"),
     # surroundings

@@ -38,6 +38,16 @@ ENTRIES: tuple[Entry, ...] = (
         good="sample_packing: true\nattn_implementation: flash_attention_2",
     ),
     Entry(
+        "CFG706",
+        "Sequences longer than the model",
+        "warning",
+        "`sequence_len` exceeds `max_position_embeddings` of the local model's config.json.",
+        "Positions beyond it were never trained; a model with a table of them fails at the first long row.",
+        "Write a shorter `sequence_len`, or `overrides_of_model_config: {rope_scaling: …}`.",
+        bad="sequence_len: 8192  # of a model with 2048",
+        good="sequence_len: 2048",
+    ),
+    Entry(
         "CFG707",
         "A chat template without its text",
         "error",
