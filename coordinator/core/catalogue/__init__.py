@@ -18,7 +18,15 @@ __all__ = ["CODES", "Entry", "finding"]
 
 CODES: Mapping[str, Entry] = {
     entry.code: entry
-    for family in (cfg.ENTRIES, env.ENTRIES, net.ENTRIES, col.ENTRIES, run.ENTRIES, sys.ENTRIES, refusals.ENTRIES)
+    for family in (
+        cfg.ENTRIES,
+        env.ENTRIES,
+        net.ENTRIES,
+        col.ENTRIES,
+        run.ENTRIES,
+        sys.ENTRIES,
+        refusals.ENTRIES,
+    )
     for entry in family
 }
 
