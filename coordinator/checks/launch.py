@@ -45,14 +45,26 @@ def _typed(value: object) -> str:
 
 def _meant_for_several(subject: Subject, values: Mapping[str, object]) -> str | None:
     """Why the file must be meant for several machines, though it says one; None where nothing shows it."""
-    if (subject.asked_nodes or 1) > 1:
-        return f"{subject.asked_nodes} nodes are asked for"
+    if subject.asked_nodes is not None:
+        return f"{subject.asked_nodes} nodes are asked for" if subject.asked_nodes > 1 else None
     if (whole(values.get("machine_rank")) or 0) > 0:
         return f"machine_rank is {shown(values.get('machine_rank'))}"
     address = values.get("main_process_ip")
     if not _is_absent(address) and not _is_loopback(str(address)):
         return f"main_process_ip is {shown(address)}"
     return None
+
+
+def _for_several(subject: Subject, values: Mapping[str, object]) -> bool:
+    """Several machines; one that is called so and merely gives an address is one."""
+    if _machines(values) > 1:
+        return True
+    why = _meant_for_several(subject, values)
+    return why is not None and not (values.get("num_machines") is not None and _only_address(why))
+
+
+def _only_address(why: str) -> bool:
+    return why.startswith("main_process_ip")
 
 
 def _is_absent(address: object) -> bool:
@@ -65,7 +77,7 @@ def launcher(subject: Subject) -> Findings:
     values = _standing(subject)
     if values is None or values.get("distributed_type") != "DEEPSPEED":
         return
-    if _machines(values) < 2 and _meant_for_several(subject, values) is None:
+    if not _for_several(subject, values):
         return
     section = mapping(values.get("deepspeed_config"))
     name = section.get("deepspeed_multinode_launcher")
@@ -92,8 +104,7 @@ def trains_alone(subject: Subject) -> Findings:
     values = _standing(subject)
     if values is None or values.get("distributed_type") not in _ALONE:
         return
-    several = _machines(values) > 1 or _meant_for_several(subject, values) is not None
-    if several or (whole(values.get("num_processes")) or 1) > 1:
+    if _for_several(subject, values) or (whole(values.get("num_processes")) or 1) > 1:
         kind = shown(values.get("distributed_type"))
         yield subject.found_in_accelerate(
             "CFG106",
@@ -118,7 +129,7 @@ def machines(subject: Subject) -> Findings:
     if (count or 1) == 1 and why is not None:
         said = "`num_machines` is missing and counts as 1" if given is None else "`num_machines` is 1"
         # One machine that gives its own address works; whoever left the key out had several in mind.
-        only_address = given is not None and why.startswith("main_process_ip")
+        only_address = given is not None and _only_address(why)
         yield subject.found_in_accelerate(
             "CFG107",
             f"{said}, but {why}: every machine would start all processes itself",
@@ -201,7 +212,7 @@ def rank(subject: Subject) -> Findings:
 def meeting_point(subject: Subject) -> Findings:
     """CFG110, CFG111, CFG119: the address and port where all machines meet."""
     values = _standing(subject)
-    if values is None or (_machines(values) < 2 and _meant_for_several(subject, values) is None):
+    if values is None or not _for_several(subject, values):
         return
     yield from _address(subject, values.get("main_process_ip"))
     yield from _port(subject, values.get("main_process_port"))
