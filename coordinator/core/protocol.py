@@ -15,6 +15,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 PROTOCOL_VERSION = 1
+# What every JSON reader and every database can hold exactly.
+LARGEST_COUNT = 2**53 - 1
+# More ranks than there are GPUs anywhere; a database's integer column holds it.
+LARGEST_RANK = 2**24
 
 
 class Message(BaseModel):
@@ -146,7 +150,7 @@ class Registration(Message):
     protocol: int = PROTOCOL_VERSION
     replica_id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{3,63}$")
     fingerprint: str = Field(max_length=128)
-    incarnation: int = Field(ge=1)
+    incarnation: int = Field(ge=1, le=LARGEST_COUNT)
     version: str = ""
     hostname: str = Field(default="", max_length=255)
     addresses: tuple[Address, ...] = Field(default=(), max_length=64)
@@ -505,8 +509,8 @@ class ProgressRecord(Message):
 
     type: Literal["start", "phase", "log", "eval", "end"]
     at: float
-    rank: int
-    local_rank: int = 0
+    rank: int = Field(ge=0, le=LARGEST_RANK)
+    local_rank: int = Field(default=0, ge=0, le=LARGEST_RANK)
     world_size: int | None = None
     step: int | None = None
     total_steps: int | None = None

@@ -191,3 +191,10 @@ def test_sign_ins_and_wishes_are_in_the_audit(coordinator: Coordinator) -> None:
         newest = client.get("/api/v1/events", params={"limit": 1}).json()["items"][0]
     assert newest["action"] == "session.started" and newest["actor"] == "admin@127.0.0.1"
     assert TOKEN not in str(newest)
+
+
+def test_a_number_that_no_database_holds_is_refused_not_a_fault(coordinator: Coordinator) -> None:
+    with coordinator.client() as client:
+        body = {"replica_id": "r-large", "fingerprint": "f", "incarnation": 1 << 63}
+        refused = client.post("/api/v1/replicas", json=body)
+    assert refused.status_code == 422 and refused.json()["findings"][0]["key"] == "incarnation"
