@@ -18,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import aiohttp
+import psutil
 from fastapi import FastAPI
 from pydantic import BaseModel
 
@@ -115,8 +115,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def one_round(kind: str, count: int) -> float:
-    """Start a fresh server of `kind`, run the generator against it in this process, end the server."""
+def one_round(kind: str, count: int) -> tuple[float, float]:
+    """(seconds of the rendezvous, CPU seconds the server spent on it): a fresh server of `kind` each time."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
@@ -133,7 +133,10 @@ def one_round(kind: str, count: int) -> float:
         try:
             base = f"http://127.0.0.1:{port}"
             asyncio.run(_healthy(base))
-            return asyncio.run(generate(base, count, submit=kind != "bare"))
+            before = psutil.Process(server.pid).cpu_times()
+            elapsed = asyncio.run(generate(base, count, submit=kind != "bare"))
+            after = psutil.Process(server.pid).cpu_times()
+            return elapsed, after.user + after.system - before.user - before.system
         finally:
             server.send_signal(signal.SIGTERM)
             try:
@@ -173,22 +176,20 @@ def main() -> None:
             log_level="error",
         )
         return
-    times: dict[str, list[float]] = {"bare": [], "coordinator": []}
+    seen: dict[str, list[tuple[float, float]]] = {"bare app": [], "coordinator": []}
     for _ in range(options.rounds):
-        for kind, seen in times.items():
-            seen.append(one_round(kind, options.replicas))
-    bare, ours = (statistics.median(times[k]) for k in ("bare", "coordinator"))
-    ratios = [o / b for b, o in zip(times["bare"], times["coordinator"], strict=True)]
-    print(
-        Path(__file__).name, f"{options.replicas} replicas, {options.rounds} rounds, {os.cpu_count()} cores"
-    )
-    print(
-        f"bare app     {bare * 1000:7.0f} ms  (median; {', '.join(f'{t * 1000:.0f}' for t in times['bare'])})"
-    )
-    print(
-        f"coordinator  {ours * 1000:7.0f} ms  (median; {', '.join(f'{t * 1000:.0f}' for t in times['coordinator'])})"
-    )
-    print(f"ratio        {statistics.median(ratios):7.2f}     (median of pairs)")
+        for kind, rounds in seen.items():
+            rounds.append(one_round("bare" if kind == "bare app" else kind, options.replicas))
+    print(f"{options.replicas} replicas, {options.rounds} rounds, {os.cpu_count()} cores")
+    for kind, rounds in seen.items():
+        wall, cpu = (statistics.median(column) for column in zip(*rounds, strict=True))
+        each = ", ".join(f"{wall * 1000:.0f}" for wall, _ in rounds)
+        print(f"{kind:12} {wall * 1000:6.0f} ms, server CPU {cpu * 1000:6.0f} ms   (medians; {each})")
+    pairs = list(zip(seen["bare app"], seen["coordinator"], strict=True))
+    for which, what in enumerate(("time", "server CPU")):
+        print(
+            f"ratio of {what:10} {statistics.median(ours[which] / bare[which] for bare, ours in pairs):5.2f}"
+        )
 
 
 if __name__ == "__main__":
