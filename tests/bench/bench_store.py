@@ -177,7 +177,7 @@ async def floor(folder: Path, seconds: float) -> None:
     for name, connections in (("a", 32), ("b", 256), ("c", 2048), ("paced", None)):
         path = folder / f"bare-{name}.db"
         with opened(f"sqlite:///{path}", "") as store:
-            store.write_now(lambda c: seed_streams(c))
+            store.write_now(seed_streams)
         bare = Bare(path)
         try:
             if connections is None:
