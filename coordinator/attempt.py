@@ -100,6 +100,7 @@ class AttemptState(Message):
     rendezvous_port: int | None = None
     free_ports: tuple[int | None, ...] = ()
     rounds: tuple[Round, ...] = ()
+    unheard_since: float | None = None
     result_folder: str | None = None
     comparison: tuple[ComparedAnswer, ...] = ()
 

@@ -11,6 +11,9 @@ from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage, TaskReport
 from coordinator.stages.verdict import PENDING, Verdict, carried, reports_of
 
+# A training that ended while the coordinator was away reports its end before its progress has been mirrored.
+UNHEARD_S = 60.0
+
 
 def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
     """Every replica has the same prepared data."""
@@ -38,7 +41,7 @@ def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict
 
 
 def judge_train(
-    attempt: AttemptState, members: Sequence[Observed], starts: Sequence[ProgressRecord]
+    attempt: AttemptState, members: Sequence[Observed], starts: Sequence[ProgressRecord], at: float
 ) -> Verdict:
     """All ranks trained together to the end: one world, the same steps, exit 0 everywhere."""
     reports = reports_of(attempt, members, Stage.TRAIN)
@@ -50,6 +53,10 @@ def judge_train(
     if any(report is None or report.state == "running" for report in reports):
         return PENDING
     silent = sorted(set(range(attempt.world_size)) - {start.rank for start in starts})
+    if silent and attempt.unheard_since is None:
+        return Verdict("pending", updates={"unheard_since": at})
+    if silent and at - (attempt.unheard_since or at) <= UNHEARD_S:
+        return PENDING
     if silent:
         unseen = finding(
             "RUN004",

@@ -262,6 +262,17 @@ def test_machines_that_train_alone_are_a_failure_although_they_exit_0() -> None:
     assert "RUN003" in {f.code for f in world.findings}
 
 
+def test_a_rank_that_never_said_that_it_trained_is_waited_for_and_then_a_failure() -> None:
+    world = started(Stage.TRAIN)
+    for rank in range(2):
+        world.report(Stage.TRAIN, rank, RunResult(exit_code=0))
+    world.step(1.0)
+    world.step(30.0)
+    assert world.attempt().state == "active"
+    world.step(31.0)
+    assert world.attempt().outcome == "failed" and world.findings[-1].code == "RUN004"
+
+
 def test_ranks_with_different_numbers_of_steps_are_stopped() -> None:
     world = started(Stage.TRAIN)
     world.starts[world.attempt().id] = tuple(
