@@ -10,7 +10,9 @@ import contextlib
 import ctypes
 import sys
 
-_M_ARENA_MAX = -8  # malloc.h
+# malloc.h. One heap for all threads; what is larger than a page or sixty goes back to the system when it is freed,
+# and so does the free end of the heap: a burst of log lines must not leave the agent large for ever.
+_MALLOPT = {-8: 1, -3: 256 << 10, -1: 512 << 10}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
 def main() -> int:
@@ -24,13 +26,14 @@ def main() -> int:
 def _stay_small() -> None:
     """Leave out what an agent never uses; it shares the memory of the machine with a training.
 
-    httpx and structlog import what draws on terminals where they find it (6 MB). The allocator gives each thread
-    a heap of its own, and keeps it.
+    httpx and structlog import what draws on terminals where they find it (6 MB). The allocator would give each
+    thread a heap of its own, and keep it.
     """
     for name in ("rich", "click"):
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        for option, value in _MALLOPT.items():
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 if __name__ == "__main__":

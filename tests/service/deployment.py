@@ -36,6 +36,12 @@ learning_rate: 0.0002
 output_dir: ./outputs
 """
 
+_SUPERVISOR = """
+import subprocess, sys
+from coordinator.core.tied import tied
+subprocess.run(tied([sys.executable, "-m", "agent"]))
+"""
+
 
 @dataclass
 class Deployment:
@@ -78,10 +84,11 @@ class Deployment:
 
     def start_coordinator(self) -> None:
         environment = self.environment("coordinator", RANKCALL_HOST="127.0.0.1")
-        self.coordinator = self._start("coordinator", "coordinator", environment)
+        self.coordinator = self._start([sys.executable, "-m", "coordinator"], "coordinator", environment)
         self.eventually(self._answers)
 
-    def start_agent(self, number: int, **more: str) -> subprocess.Popen[bytes]:
+    def start_agent(self, number: int, *, supervised: bool = False, **more: str) -> subprocess.Popen[bytes]:
+        """An agent; `supervised`: below a process that waits for it, to which it is tied as to `rankcall up`."""
         environment = self.environment(
             f"agent-{number}",
             RANKCALL_URL=f"http://127.0.0.1:{self.port}",
@@ -89,14 +96,13 @@ class Deployment:
             RANKCALL_PYTHON=str(self.python),
             **more,
         )
-        self.agents[number] = self._start("agent", f"agent-{number}", environment)
+        argv = [sys.executable, "-c", _SUPERVISOR] if supervised else [sys.executable, "-m", "agent"]
+        self.agents[number] = self._start(argv, f"agent-{number}", environment)
         return self.agents[number]
 
-    def _start(self, module: str, name: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, argv: list[str], name: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", module], env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            return subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
     def end_agent(self, number: int, how: signal.Signals = signal.SIGTERM) -> int:
         agent = self.agents.pop(number)
@@ -145,12 +151,25 @@ class Deployment:
         found: dict[str, Any] = self.client.get(f"/jobs/{job_id}").json()
         return found
 
-    def mirrored(self, rank: int, job_id: str, name: str = "train.log", attempt: int = 1) -> bytes:
-        answer = self.client.get(
-            f"/jobs/{job_id}/logs",
-            params={"rank": rank, "stream": name, "attempt": attempt, "limit": 1 << 24},
-        )
-        return answer.content if answer.status_code == 200 else b""
+    def mirrored(
+        self, rank: int, job_id: str, name: str = "train.log", attempt: int = 1, limit: int = 1 << 24
+    ) -> bytes:
+        """What the coordinator has of a stream."""
+        whole = b""
+        while True:
+            answer = self.client.get(
+                f"/jobs/{job_id}/logs",
+                params={
+                    "rank": rank,
+                    "stream": name,
+                    "attempt": attempt,
+                    "offset": len(whole),
+                    "limit": 1 << 20,
+                },
+            )
+            if answer.status_code != 200 or not answer.content or len(whole) >= limit:
+                return whole
+            whole += answer.content
 
     def until(self, job_id: str, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + PATIENCE_S

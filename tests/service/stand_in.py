@@ -59,6 +59,9 @@ def worker(rank: int, world: int) -> int:
         print(f"step {step}", flush=True)
         record(type="log", rank=rank, step=step, total_steps=steps, loss=1.0 / step)
         time.sleep(told.get("step_s", 0.02))
+    for _ in range(told.get("burst_lines", 0) // 1000):
+        sys.stdout.write("".join(f"{number:06d} " + "x" * 92 + "\n" for number in range(1000)))
+    sys.stdout.flush()
     while told.get("until") and not Path(told["until"]).exists():
         print("waiting", flush=True)
         time.sleep(0.1)

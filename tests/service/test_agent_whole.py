@@ -207,3 +207,34 @@ def test_an_agent_whose_state_went_back_in_time_registers_as_a_later_incarnation
             )
         )
         assert len(deployment.client.get("/replicas").json()["items"]) == 1
+
+
+def test_a_burst_of_log_lines_arrives_whole_and_leaves_the_agent_small(tmp_path: Path) -> None:
+    with deployed(tmp_path, 1) as deployment:
+        job_id = deployment.submit({"until": "release", "burst_lines": 200_000})
+        deployment.training(job_id)
+        deployment.eventually(lambda: deployment.stream(0, job_id).count(b"\n") > 200_000)
+        deployment.eventually(lambda: len(deployment.mirrored(0, job_id, limit=1 << 25)) > 20_000_000)
+        (deployment.layout(0).work(job_id) / "release").touch()
+        deployment.until(job_id, lambda job: job["state"] == "succeeded")
+        assert deployment.mirrored(0, job_id, limit=1 << 25) == deployment.stream(0, job_id)
+        agent = psutil.Process(deployment.agents[0].pid)
+        deployment.eventually(lambda: agent.memory_info().rss <= 60 << 20)
+
+
+def test_a_supervisor_that_is_killed_takes_the_agent_along_but_not_the_training(tmp_path: Path) -> None:
+    """`rankcall up` starts its agent like this; SIGKILL of it is nobody's wish to end the training."""
+    with deployed(tmp_path, 1, agents=False) as deployment:
+        supervisor = deployment.start_agent(0, supervised=True)
+        job_id = deployment.submit({"until": "release"})
+        deployment.training(job_id)
+        (agent,) = psutil.Process(supervisor.pid).children()
+        supervisor.kill()
+        supervisor.wait()
+        agent.wait(30)
+        assert deployment.running(0)
+        deployment.start_agent(0)
+        (deployment.layout(0).work(job_id) / "release").touch()
+        job = deployment.until(job_id, lambda job: job["state"] not in ("queued", "running"))
+        assert job["state"] == "succeeded", (job["findings"], deployment.everything_said())
+        assert len(pids_in(deployment.stream(0, job_id))) == 1
