@@ -22,7 +22,7 @@ from coordinator.core.protocol import (
     TcpTask,
 )
 from coordinator.core.views import Submission
-from coordinator.preflight.plan import sampled, tcp_targets
+from coordinator.preflight.plan import offered_targets, sampled
 from coordinator.render import Rendered, Site, Topology, render
 from coordinator.render.environment import environment
 from coordinator.stages import round_limit_s, task_id
@@ -105,7 +105,9 @@ def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
         deadline_s=job.deadlines.tcp_s,
         # not a secret: it only has to differ from what another attempt's probes would echo
         nonce=hashlib.sha256(f"{attempt.id}/{attempt.created_at}".encode()).hexdigest()[:32],
-        targets=tcp_targets(members)[seat.replica_id],
+        targets=offered_targets(members, {other.replica_id: other.offers for other in attempt.seats})[
+            seat.replica_id
+        ],
         sampled=sampled(members)[seat.replica_id],
         port_candidates=_candidates(seat.rank),
     )

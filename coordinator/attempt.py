@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from coordinator.core.protocol import (
+    Address,
     Facts,
     Member,
     Message,
@@ -28,7 +29,11 @@ Outcome = Literal["succeeded", "failed", "cancelled"]
 
 
 class Seat(Message):
-    """One replica's place in an attempt. Rank `r` sits at index `r`."""
+    """One replica's place in an attempt. Rank `r` sits at index `r`.
+
+    `offers` are the addresses its peers try in tcp; `address` is the first of them that may do until then, the one
+    that was settled on afterwards. `clock_offset_s`: its clock minus the coordinator's when the facts were compared.
+    """
 
     replica_id: str
     rank: int
@@ -38,6 +43,8 @@ class Seat(Message):
     family: Literal["ipv4", "ipv6"] = "ipv4"
     echo_port: int = 0
     gpu_count: int = 0
+    offers: tuple[Address, ...] = ()
+    clock_offset_s: float | None = None
 
     @property
     def member(self) -> Member:
@@ -64,8 +71,8 @@ class StageRecord(Message):
 class Round(Message):
     """One round of the collective check: disjoint groups of replica ids tested at once.
 
-    `passed` has a word for each group once the round is over; `confirming`: the round among all that
-    follows when no group failed again.
+    `passed` has a word for each group once the round is over; `within`: each replica by itself, with all of
+    its GPUs; `confirming`: the round among all that follows when no group failed again.
     """
 
     task_id: str
@@ -73,6 +80,7 @@ class Round(Message):
     started_at: float
     passed: tuple[bool, ...] | None = None
     confirming: bool = False
+    within: bool = False
 
     def group_of(self, replica_id: str) -> tuple[str, ...] | None:
         """The group this replica is tested in; None when it rests."""
@@ -162,6 +170,7 @@ class Observed:
     holding: frozenset[str] = frozenset()
     attempt_id: str | None = None
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
+    clock_offset_s: float | None = None
 
     def task(self, attempt_id: str, task_id: str) -> TaskReport | None:
         """The report of one task of one attempt; None while there is none."""

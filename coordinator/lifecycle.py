@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from coordinator.attempt import AttemptState, Job, Observed, Outcome, Seat, Snapshot, StageRecord
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectResult, Finding, Stage
-from coordinator.preflight.address import choose
+from coordinator.preflight.address import choose, offers
 from coordinator.rendezvous import Candidate, seats
 from coordinator.stages import (
     GONE_IN_HANDSHAKE_S,
@@ -196,10 +196,11 @@ def _new_attempt(job: Job, members: list[Observed], since: float, now_at: float)
                 rank=rank,
                 hostname=member.registration.hostname,
                 address=address.address if address else "",
-                interface=address.interface if address else None,
+                interface=(address.interface or None) if address else None,
                 family=address.family if address else "ipv4",
                 echo_port=member.registration.echo_port,
                 gpu_count=member.registration.gpu_count,
+                offers=offers(member.registration),
             )
         )
     order = PREFLIGHT_STAGES if job.kind == "preflight" else TRAIN_STAGES

@@ -56,6 +56,8 @@ class Limits:
             the others.
         pause_s: before a failed link is tried again.
         large_bytes: payload of a link that is not sampled: several packets even of jumbo size.
+        spare_s: a link that stands still while the same replica was reached at another of its addresses is given
+            up after this, and not tried again: it is only to be known whether it would do as well.
         slower, measured_again: a link so many times slower than the median is measured again, alone.
     """
 
@@ -64,6 +66,7 @@ class Limits:
     at_once: int = 8
     parked_s: float = 0.25
     pause_s: float = 0.3
+    spare_s: float = 2.5
     large_bytes: int = 32 * 1024
     slower: float = 4.0
     measured_again: int = 2
@@ -307,6 +310,7 @@ class _Mesh:
         self._selector = selectors.DefaultSelector()
         self._working: set[_Link] = set()
         self._results: dict[tuple[str, str], LinkResult] = {}
+        self._arrived: set[str] = set()
 
     def run(self) -> tuple[LinkResult, ...]:
         targets = [target for target in self._task.targets if target.replica_id != self._me]
@@ -359,11 +363,11 @@ class _Mesh:
     def _turn(self, waiting: Iterable[object]) -> None:
         """Wait for what moves, and give up what does not."""
         waited = time.monotonic()
-        patience_s = 0.02 if waiting else 0.1
-        events = self._selector.select(patience_s if self._working else self._limits.pause_s / 4)
+        look_s = 0.02 if waiting else 0.1
+        events = self._selector.select(look_s if self._working else self._limits.pause_s / 4)
         now = time.monotonic()
         # Time in which this thread itself did not run is nobody's fault.
-        starved_s = max(0.0, now - waited - 2 * patience_s) if not events else 0.0
+        starved_s = max(0.0, now - waited - 2 * look_s) if not events else 0.0
         for key, mask in events:
             link: _Link = key.data
             wanted = link.wants
@@ -372,8 +376,13 @@ class _Mesh:
                 self._selector.modify(key.fileobj, link.wants, link)
         for link in self._working:
             link.moved += starved_s
-            if link.finished is None and now - link.moved > self._still_s:
-                link.stand_still(self._still_s)
+            if link.finished is not None:
+                continue
+            patience_s = self._still_s
+            if self._reached(link.target.replica_id):
+                patience_s = min(patience_s, self._limits.spare_s)
+            if now - link.moved > patience_s:
+                link.stand_still(patience_s)
 
     def _end(self, link: _Link, waiting: deque[tuple[Member, int, float]]) -> None:
         assert link.finished is not None
@@ -389,8 +398,14 @@ class _Mesh:
             self._results[key] = _better(before, result)
             return
         self._results[key] = result
-        if not result.ok and result.fault not in _FINAL and link.tries == 1:
+        if result.ok:
+            self._arrived.add(link.target.replica_id)
+        elif result.fault not in _FINAL and link.tries == 1 and not self._reached(link.target.replica_id):
             waiting.append((link.target, 2, time.monotonic() + self._limits.pause_s))
+
+    def _reached(self, replica_id: str) -> bool:
+        """Whether this replica was reached at one of its addresses."""
+        return replica_id in self._arrived
 
     def _result(self, target: Member) -> LinkResult:
         found = self._results.get((target.replica_id, target.address))

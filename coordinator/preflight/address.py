@@ -10,9 +10,10 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 
 from coordinator.core.catalogue import finding
-from coordinator.core.protocol import Address, Finding, Registration, TcpResult
+from coordinator.core.protocol import Address, Finding, LinkResult, Registration, TcpResult
 
 # Interfaces that carry traffic inside one machine only.
+_OFFERS = 8  # addresses of one replica that are tried: each costs a link to every peer
 _INSIDE = ("docker", "br-", "veth", "virbr", "cni", "podman", "flannel.", "cali", "kube-ipvs")
 
 
@@ -25,7 +26,7 @@ def offers(registration: Registration) -> tuple[Address, ...]:
         a for a in registration.addresses if _parsed(a) is not None and not a.interface.startswith(_INSIDE)
     ]
     outside = tuple(a for a in usable if not _is_loopback(a))
-    return outside or tuple(usable)
+    return (outside or tuple(usable))[:_OFFERS]
 
 
 def choose(registrations: Mapping[str, Registration]) -> Mapping[str, Address]:
@@ -70,6 +71,64 @@ def settle(
     usable = {family: sum(best(r, family)[1] is not None for r in offered) for family in totals}
     family = max(totals, key=lambda name: (usable[name] == len(offered), totals[name], name == "ipv4"))
     return {r: chosen for r in offered if (chosen := best(r, family)[1]) is not None}
+
+
+def used(chosen: Mapping[str, Address], results: Mapping[str, TcpResult]) -> Mapping[str, TcpResult]:
+    """The results of the links to the addresses that were settled on; what the others gave decides nothing."""
+
+    def counts(link: LinkResult) -> bool:
+        address = chosen.get(link.replica_id)
+        return address is None or address.address == link.address
+
+    return {
+        replica: result.model_copy(update={"links": tuple(filter(counts, result.links))})
+        for replica, result in results.items()
+    }
+
+
+def judge_offers(
+    offered: Mapping[str, Sequence[Address]],
+    chosen: Mapping[str, Address],
+    results: Mapping[str, TcpResult],
+    names: Mapping[str, str],
+) -> tuple[Finding, ...]:
+    """A note on addresses that were offered and do not lead to their replica, where another one does."""
+    idle: dict[str, list[str]] = {}
+    for replica, addresses in offered.items():
+        own = chosen.get(replica)
+        if own is None or not _reached(replica, own, results)[0]:
+            continue  # nobody reaches it at all: the links' own findings say more
+        for address in addresses:
+            reached, tried = _reached(replica, address, results)
+            if address != own and reached < tried:
+                idle.setdefault(replica, []).append(
+                    f"{address.address} on {address.interface or 'an unknown interface'} ({reached} of {tried} peers)"
+                )
+    if not idle:
+        return ()
+    first = next(iter(idle))
+    instead = f"{chosen[first].address} on {chosen[first].interface}"
+    others = f", and so do {len(idle) - 1} more" if len(idle) > 1 else ""
+    return (
+        finding(
+            "NET033",
+            f"{names[first]} offers {', '.join(idle[first])}, where not all peers reach it{others}; "
+            f"{instead} is used instead",
+            replica=first if len(idle) == 1 else None,
+            evidence={"idle": {replica: list(listed) for replica, listed in idle.items()}},
+        ),
+    )
+
+
+def _reached(replica: str, address: Address, results: Mapping[str, TcpResult]) -> tuple[int, int]:
+    """(peers that reached this address, peers that tried)."""
+    tries = [
+        link.ok
+        for result in results.values()
+        for link in result.links
+        if (link.replica_id, link.address) == (replica, address.address)
+    ]
+    return sum(tries), len(tries)
 
 
 def judge(registrations: Mapping[str, Registration]) -> tuple[Finding, ...]:

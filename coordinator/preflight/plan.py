@@ -34,6 +34,24 @@ def with_offers(members: Sequence[Member], offers: Mapping[str, Sequence[Address
     )
 
 
+def offered_targets(
+    members: Sequence[Member], offers: Mapping[str, Sequence[Address]]
+) -> Mapping[str, tuple[Member, ...]]:
+    """For each replica every address of each peer: all their first offers, then all their second ones …
+
+    So that the addresses that are most likely to be used have had their turn when the time is up.
+    """
+    place = {
+        (member.replica_id, offer.address): at
+        for member in members
+        for at, offer in enumerate(offers.get(member.replica_id, ()))
+    }
+    return {
+        replica: tuple(sorted(targets, key=lambda target: place.get((target.replica_id, target.address), 0)))
+        for replica, targets in tcp_targets(with_offers(members, offers)).items()
+    }
+
+
 def sampled(members: Sequence[Member]) -> Mapping[str, tuple[str, ...] | None]:
     """`TcpTask.sampled` for each replica: peers at distances 1, 2, 4 … in rank order; None: all of them."""
     count = len(members)

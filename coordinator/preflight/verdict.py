@@ -67,9 +67,7 @@ def judge_tcp(members: Sequence[Member], results: Mapping[str, TcpResult]) -> tu
     """Findings of the tcp stage; an error among them blocks. `results` lacks who did not report."""
     names = {member.replica_id: name_of(member) for member in members}
     replicas = [member.replica_id for member in members]
-    links = _links(replicas, results)
-    bad = {link for link, seen in links.items() if not seen.ok and seen.fault not in _UNKNOWN}
-    bad = _directed(bad, links)
+    links, bad = mesh_of(replicas, results)
     found = [
         finding(
             "NET040",
@@ -85,6 +83,15 @@ def judge_tcp(members: Sequence[Member], results: Mapping[str, TcpResult]) -> tu
     found += _port(members, results, names)
     found += _notes(replicas, links, names, results, troubled={r for link in bad for r in link})
     return tuple(found)
+
+
+def mesh_of(
+    replicas: Sequence[str], results: Mapping[str, TcpResult]
+) -> tuple[Mapping[Link, LinkResult], frozenset[Link]]:
+    """Every link as it was seen, and those that are at fault themselves."""
+    links = _links(replicas, results)
+    bad = {link for link, seen in links.items() if not seen.ok and seen.fault not in _UNKNOWN}
+    return links, frozenset(_directed(bad, links))
 
 
 def name_of(member: Member) -> str:

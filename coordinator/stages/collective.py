@@ -1,5 +1,7 @@
 """The collective's gate, in rounds: all at once; then, if that fails, groups that narrow the fault down.
 
+Replicas with several GPUs are tested within themselves before that: what fails there is nobody else's fault.
+
 `preflight/isolate.py` says what to test next and what it means; this turns reports into its history. A
 round's silent members are failures of their group: a replica that does not answer is what is looked for.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coordinator.attempt import AttemptState, Job, Observed, Round
+from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectiveResult, Finding, Stage
 from coordinator.preflight import isolate
 from coordinator.preflight.collective_verdict import judge_collective
@@ -22,7 +25,15 @@ SAYS_ITS_CAUSE = frozenset({"COL001", "COL006", "COL007", "COL009"})
 
 
 def first_round(attempt: AttemptState, at: float) -> Round:
-    """The round among all, with which the stage begins."""
+    """The round with which the stage begins: among all, or within each replica that has several GPUs."""
+    everyone = tuple(seat.replica_id for seat in attempt.seats)
+    if attempt.gpus_per_node > 1 and len(everyone) > 1:
+        alone = tuple((replica_id,) for replica_id in everyone)
+        return Round(task_id=f"{task_id(Stage.COLLECTIVE)}-within", groups=alone, started_at=at, within=True)
+    return _among_all(attempt, at)
+
+
+def _among_all(attempt: AttemptState, at: float) -> Round:
     everyone = tuple(seat.replica_id for seat in attempt.seats)
     return Round(task_id=task_id(Stage.COLLECTIVE), groups=(everyone,), started_at=at)
 
@@ -30,7 +41,12 @@ def first_round(attempt: AttemptState, at: float) -> Round:
 def round_limit_s(job: Job, attempt: AttemptState) -> float:
     """How long the running round may take."""
     limit_s = job.deadlines.collective_s
-    return limit_s if len(attempt.rounds) == 1 else min(limit_s, ISOLATION_ROUND_S)
+    return limit_s if len(_tested(attempt.rounds)) <= 1 else min(limit_s, ISOLATION_ROUND_S)
+
+
+def _tested(rounds: Sequence[Round]) -> tuple[Round, ...]:
+    """The rounds that tested replicas with each other; the first of them was among all."""
+    return tuple(one for one in rounds if not one.within)
 
 
 def judge_collective_stage(
@@ -53,16 +69,56 @@ def judge_collective_stage(
     tests = tuple(outcome(group, results) for group in current.groups)
     closed = current.model_copy(update={"passed": tuple(test.ok for test in tests)})
     rounds = (*attempt.rounds[:-1], closed)
+    if current.within:
+        return _after_within(job, attempt, rounds, results, at)
     among_all = len(current.groups) == 1 and len(current.groups[0]) == len(members)
     if among_all and tests[0].ok:
         return _passed(attempt, rounds, results)
-    if len(rounds) == 1:
+    if len(_tested(rounds)) == 1:
         own = judge_collective([seat.member for seat in attempt.seats], results)
         if not blocking(own, job.allow):
             return _passed(attempt, rounds, results)
         if len(members) == 1 or any(f.code in SAYS_ITS_CAUSE for f in own):
             return Verdict("failed", first_error(own, job.allow), own, retryable=True)
     return _next(job, attempt, members, rounds, at)
+
+
+def _after_within(
+    job: Job,
+    attempt: AttemptState,
+    rounds: tuple[Round, ...],
+    results: Mapping[str, CollectiveResult],
+    at: float,
+) -> Verdict:
+    """Who fails by itself is named; where all pass, the round among all comes next."""
+    findings: list[Finding] = []
+    for seat, ok in zip(attempt.seats, rounds[-1].passed or (), strict=True):
+        if ok:
+            continue
+        own = judge_collective([seat.member], {r: got for r, got in results.items() if r == seat.replica_id})
+        if any(f.code in SAYS_ITS_CAUSE | {"COL008"} for f in own):
+            findings += own
+            continue
+        findings.append(
+            finding(
+                "COL020",
+                f"rank {seat.rank} ({seat.hostname or seat.address}) fails within itself, among its own "
+                f"{attempt.gpus_per_node} GPUs: {own[0].message if own else 'no sum was right'}",
+                replica=seat.replica_id,
+            )
+        )
+        findings += [_as_note(f) for f in own]
+    if blocking(findings, job.allow):
+        return Verdict(
+            "failed",
+            first_error(findings, job.allow),
+            tuple(findings),
+            updates={"rounds": rounds},
+            retryable=True,
+        )
+    return Verdict(
+        "pending", findings=tuple(findings), updates={"rounds": (*rounds, _among_all(attempt, at))}
+    )
 
 
 def _next(
@@ -80,7 +136,7 @@ def _next(
         again = Round(task_id=task, groups=(everyone,), started_at=at, confirming=True)
         return Verdict("pending", updates={"rounds": (*rounds, again)})
     seated = [seat.member for seat in attempt.seats]
-    first = judge_collective(seated, _results(attempt, members, rounds[0]))
+    first = judge_collective(seated, _results(attempt, members, _tested(rounds)[0]))
     findings = (*tell(said, seated, history), *(_as_note(f) for f in first))
     if not blocking(findings, job.allow):
         # it failed among all twice, and in no group: nothing is proven, so nothing may train on it
@@ -106,7 +162,7 @@ def _results(attempt: AttemptState, members: Sequence[Observed], of: Round) -> d
 def _history(rounds: Sequence[Round]) -> list[list[isolate.GroupResult]]:
     return [
         [isolate.GroupResult(group, ok) for group, ok in zip(one.groups, one.passed or (), strict=True)]
-        for one in rounds
+        for one in _tested(rounds)
     ]
 
 
@@ -120,11 +176,15 @@ def _passed(
 ) -> Verdict:
     seated = [seat.member for seat in attempt.seats]
     findings = judge_collective(seated, results)
-    if len(rounds) > 1:
+    if len(_tested(rounds)) > 1:
         everyone = tuple(seat.replica_id for seat in attempt.seats)
         history = _history(rounds)
         findings = (
-            *tell(isolate.Verdict("transient", proven=everyone, rounds=len(rounds) - 1), seated, history),
+            *tell(
+                isolate.Verdict("transient", proven=everyone, rounds=len(_tested(rounds)) - 1),
+                seated,
+                history,
+            ),
             *findings,
         )
     inits = [r.init_s for r in results.values() if r.init_s is not None]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.attempt import AttemptState, Job, Observed
-from coordinator.core.protocol import Stage, TaskReport, TcpResult
+from coordinator.attempt import AttemptState, Job, Observed, Seat
+from coordinator.core.protocol import Address, Stage, TaskReport, TcpResult
 from coordinator.match import match
 from coordinator.preflight.address import judge as judge_addresses
-from coordinator.preflight.verdict import judge_tcp
+from coordinator.preflight.address import judge_offers, settle, used
+from coordinator.preflight.verdict import judge_tcp, name_of
 from coordinator.stages.verdict import (
     PENDING,
     REPORT_SLACK_S,
@@ -59,17 +60,32 @@ def _asked_gpus(job: Job, members: Sequence[Observed]) -> int | None:
 def judge_tcp_stage(
     job: Job, attempt: AttemptState, members: Sequence[Observed], elapsed_s: float
 ) -> Verdict:
-    """Every link carried its payload there and back, and the master has a free rendezvous port."""
+    """Every link carried its payload there and back, and the master has a free rendezvous port.
+
+    Of the addresses that each replica offers one is settled on, for the links to be judged on and for all that
+    follows: the collective and the training use its interface.
+    """
     reports = reports_of(attempt, members, Stage.TCP)
     waiting = any(report is None or report.state == "running" for report in reports)
     if waiting and elapsed_s <= job.deadlines.tcp_s + REPORT_SLACK_S:
         return PENDING
-    results = _tcp_results(members, reports)
-    findings = (*judge_tcp([seat.member for seat in attempt.seats], results), *carried(reports))
+    tried = _tcp_results(members, reports)
+    offered = {seat.replica_id: _offers(seat) for seat in attempt.seats}
+    chosen = settle(offered, tried)
+    results = used(chosen, tried)
+    seats = tuple(_settled(seat, chosen.get(seat.replica_id)) for seat in attempt.seats)
+    seated = [seat.member for seat in seats]
+    names = {member.replica_id: name_of(member) for member in seated}
+    findings = (
+        *judge_tcp(seated, results),
+        *judge_offers(offered, chosen, tried, names),
+        *carried(reports),
+    )
     master = results.get(members[0].replica_id)
     port = master.rendezvous_port if master else None
     if blocking(findings, job.allow) or port is None:
-        return Verdict("failed", first_error(findings, job.allow), findings, retryable=True)
+        reason = first_error(findings, job.allow)
+        return Verdict("failed", reason, findings, updates={"seats": seats}, retryable=True)
     links = [link for result in results.values() for link in result.links]
     rtts = [link.rtt_s for link in links if link.rtt_s is not None]
     rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
@@ -84,7 +100,23 @@ def judge_tcp_stage(
             "bytes_per_s_min": min(rates, default=None),
             "rendezvous_port": port,
         },
-        updates={"rendezvous_port": port, "free_ports": _free_ports(members, results)},
+        updates={"seats": seats, "rendezvous_port": port, "free_ports": _free_ports(members, results)},
+    )
+
+
+def _offers(seat: Seat) -> tuple[Address, ...]:
+    return seat.offers or (Address(address=seat.address, interface=seat.interface or "", family=seat.family),)
+
+
+def _settled(seat: Seat, chosen: Address | None) -> Seat:
+    if chosen is None:
+        return seat
+    return seat.model_copy(
+        update={
+            "address": chosen.address,
+            "interface": chosen.interface or None,
+            "family": chosen.family,
+        }
     )
 
 

@@ -168,6 +168,15 @@ ENTRIES: tuple[Entry, ...] = (
         "Use a network in which the replicas see each other's own addresses, where there is one.",
     ),
     _entry(
+        "NET033",
+        "An offered address does not lead to its replica",
+        "note",
+        "A replica has an address at which its peers do not reach it, and another one that works.",
+        "Without the test the launcher might have picked the wrong interface, and training would hang. The "
+        "working one is used for the rendezvous, for gloo and for NCCL.",
+        "Nothing needs to be done. RANKCALL_ADDRESS names one address to use, where the choice should be yours.",
+    ),
+    _entry(
         "NET040",
         "A replica did not finish its tcp check",
         "error",
