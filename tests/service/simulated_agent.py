@@ -73,8 +73,8 @@ class Agent:
             fingerprint=f"fingerprint-{self.number}",
             incarnation=self.incarnation,
             hostname=f"replica-{self.number}",
-            addresses=(Address(address=f"10.0.0.{self.number + 1}", interface="eth0"),),
-            echo_port=40000 + self.number,
+            addresses=(Address(address=f"10.0.0.{self.number % 250 + 1}", interface="eth0"),),
+            echo_port=40000 + self.number % 20000,
         )
         response = self._client.post(
             "/replicas",

@@ -43,7 +43,8 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
 
 @pytest.fixture(scope="module")
 def replica_token(coordinator: Coordinator) -> str:
-    agent = Agent(coordinator.url, 0, TOKEN)
+    # The replica of the document's examples, so that what is sent speaks for it.
+    agent = Agent(coordinator.url, 123456789, TOKEN)
     agent.register().raise_for_status()
     return agent.token
 
