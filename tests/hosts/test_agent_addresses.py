@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import MakeHosts
+from namespaces import MakeHosts
 from namespaces import Host
 
 pytestmark = pytest.mark.hosts

@@ -12,7 +12,7 @@ import pytest
 # Hosts are the host tests' own.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hosts"))
 
-from namespaces import MakeHosts, making  # noqa: E402
+from namespaces import MakeHosts, making
 
 
 @pytest.fixture(scope="session")

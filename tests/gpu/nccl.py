@@ -1,4 +1,4 @@
-"""The collective check on GPUs against a bare script: `python tests/gpu/handshake.py` prints figures as JSON.
+"""The collective check on GPUs against a bare script: `python tests/gpu/nccl.py` prints figures as JSON.
 
 Two GPUs of one machine stand for two containers: one process each, sockets only (P2P, shared memory and IB
 off). Needs torch and this repository, nothing else: it speaks to the warm process as `agent/probes/warm.py` does.

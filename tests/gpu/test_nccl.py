@@ -29,7 +29,7 @@ def test_the_collective_check_passes_with_nccl_and_costs_hardly_more_than_the_ba
         pytest.skip(
             f"this machine has {gpus()} NVIDIA GPUs, the test needs two; nothing about NCCL was tested"
         )
-    script = Path(__file__).with_name("handshake.py")
+    script = Path(__file__).with_name("nccl.py")
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=500
     )
