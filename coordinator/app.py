@@ -12,7 +12,18 @@ from collections.abc import AsyncIterator
 import structlog
 from fastapi import FastAPI
 
-from coordinator.api import artifacts, checks, document, jobs, pages, problems, replicas, service, streams
+from coordinator.api import (
+    artifacts,
+    checks,
+    document,
+    jobs,
+    pages,
+    preflights,
+    problems,
+    replicas,
+    service,
+    streams,
+)
 from coordinator.api.edge import Edge
 from coordinator.api.feeds import Feeds
 from coordinator.api.meters import Meters
@@ -36,6 +47,7 @@ _ROUTERS = (
     streams.router,
     artifacts.router,
     replicas.router,
+    preflights.router,
     checks.router,
     service.router,
     pages.router,

@@ -52,6 +52,7 @@ class Replica:
     folder: Path
     environment: dict[str, str]
     process: subprocess.Popen[bytes] | None = None
+    said_before: int = 0
 
     @property
     def state(self) -> Path:
@@ -67,8 +68,14 @@ class Replica:
         log = self.folder / "up.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
+    @property
+    def registered(self) -> bool:
+        """Whether it has been registered since it was started."""
+        return "event=registered" in self.said[self.said_before :]
+
     def up(self, **more: str) -> None:
         """Start the replica; nothing of it may run."""
+        self.said_before = len(self.said)
         with (self.folder / "up.log").open("ab") as log:
             self.process = self.host.popen(
                 UP, env={**self.environment, **more}, stdout=log, stderr=subprocess.STDOUT
@@ -170,8 +177,13 @@ class Fleet:
         return sorted(view.hostname for view in self.page().items if view.alive)
 
     def gathered(self, *names: str) -> None:
-        """Wait until exactly these hosts are there."""
-        self.eventually(lambda: self.alive() == sorted(names), f"{names} registered")
+        """Wait until exactly these hosts are there, as they were started last."""
+        wanted = [replica for replica in self.replicas if replica.host.name in names]
+
+        def there() -> bool:
+            return all(replica.registered for replica in wanted) and self.alive() == sorted(names)
+
+        self.eventually(there, f"{names} registered")
 
     def ready(self, *names: str) -> None:
         """Wait until these hosts are there and have imported torch, so that no deadline runs against that."""

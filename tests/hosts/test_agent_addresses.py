@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from namespaces import MakeHosts
-from namespaces import Host
+from namespaces import Host, MakeHosts
 
 pytestmark = pytest.mark.hosts
 
