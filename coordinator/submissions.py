@@ -1,4 +1,4 @@
-"""What users ask for: submit, check, cancel and try again. Called by `api/jobs.py` and `api/checks.py`.
+"""What users ask for: submit, preflight, check, cancel and try again. Called by the routers of `api/`.
 
 A submission is checked before anything of it is kept; one that repeats an idempotency key gets the job that
 the first one made. Everything is committed before the controller hears of it.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 import structlog
@@ -19,10 +19,11 @@ from sqlalchemy import Connection
 from coordinator.broadcast import Broadcast
 from coordinator.checks import BundleFiles, Purpose, check
 from coordinator.controller import Controller
+from coordinator.core.catalogue import CODES
 from coordinator.core.clock import now_at
 from coordinator.core.problem import ProblemError, problem
 from coordinator.core.protocol import BundleFile, Finding, Stage
-from coordinator.core.views import TERMINAL_STATES, CheckVerdict, Submission
+from coordinator.core.views import TERMINAL_STATES, CheckVerdict, PreflightRequest, Submission
 from coordinator.roster import Roster
 from coordinator.settings import Settings
 from coordinator.store import Store, queries, rows
@@ -91,18 +92,55 @@ class Submissions:
             raise refused(verdict)
         job = self._row(submission, key, digest, actor)
         files = {file.path: file.data for file in submission.files}
+        return await self._queue(job, files, verdict.findings)
+
+    async def preflight(self, raw: bytes, asked: PreflightRequest, key: str | None, actor: str) -> Submitted:
+        """Queues a handshake without a job: a row of kind "preflight", with nothing to render.
+
+        Raises:
+            ProblemError: 422 where it allows a code that does not exist, or `key` was used for another body.
+        """
+        digest = hashlib.sha256(raw).hexdigest()
+        if key is not None:
+            earlier = await self._store.read(lambda c: queries.job_by_idempotency_key(c, key))
+            if earlier is not None:
+                return _repeated(earlier, digest)
+        unknown = [code for code in asked.allow if code not in CODES]
+        if unknown:
+            raise problem(
+                422,
+                "SYS103",
+                f"allow: there is no finding {', '.join(unknown[:8])}; `rankcall explain` knows those there are.",
+            )
+        here = sum(self._roster.alive(presence.replica_id) for presence in self._roster.all())
+        submission = Submission(
+            name="preflight",
+            config="",
+            nodes=asked.nodes or self._settings.nodes or max(1, here),
+            gpus_per_node=asked.gpus_per_node,
+            deadlines=asked.deadlines,
+            allow=asked.allow,
+        )
+        row = replace(self._row(submission, key, digest, actor), kind="preflight")
+        return await self._queue(row, {}, ())
+
+    async def _queue(
+        self, job: rows.Job, files: Mapping[str, bytes], findings: tuple[Finding, ...]
+    ) -> Submitted:
+        """Commit the job, or find the one that its key has made already."""
+        key, digest, actor = job.idempotency_key, job.idempotency_sha256 or "", job.actor
 
         def queue(c: Connection) -> rows.Job | None:
             before = queries.job_by_idempotency_key(c, key) if key is not None else None
             if before is not None:
                 return before
             queries.insert_job(c, job, files)
-            queries.insert_findings(c, job.id, None, job.created_at, verdict.findings)
+            queries.insert_findings(c, job.id, None, job.created_at, findings)
             queries.insert_event(
                 c,
                 at=job.created_at,
                 actor=actor,
-                action="job.submitted",
+                action="preflight.submitted" if job.kind == "preflight" else "job.submitted",
                 job_id=job.id,
                 detail={"name": job.name, "nodes": job.nodes, "files": len(files)},
             )
@@ -111,7 +149,7 @@ class Submissions:
         before = await self._store.write(queue)
         if before is not None:
             return _repeated(before, digest)
-        log.info("job submitted", job=job.id, name=job.name, nodes=job.nodes, actor=actor)
+        log.info("job submitted", job=job.id, kind=job.kind, name=job.name, nodes=job.nodes, actor=actor)
         self._changed(job.id)
         return Submitted(job, created=True)
 

@@ -15,9 +15,9 @@ from pydantic.json_schema import models_json_schema
 from coordinator.api.problems import responses
 from coordinator.auth import ACCESS, Role
 from coordinator.core.protocol import Registration, Report
-from coordinator.core.views import Problem, SignIn, Submission
+from coordinator.core.views import PreflightRequest, Problem, SignIn, Submission
 
-_BODIES: tuple[type[BaseModel], ...] = (Registration, Report, SignIn, Submission)
+_BODIES: tuple[type[BaseModel], ...] = (PreflightRequest, Registration, Report, SignIn, Submission)
 _REF = "#/components/schemas/{model}"
 
 _DESCRIPTION = (

@@ -52,6 +52,8 @@ JOB: dict[str, Any] = {
     "created_at": "2026-01-31T12:00:00Z",
 }
 
+PREFLIGHT: dict[str, Any] = {"nodes": 2, "allow": ["ENV017"], "deadlines": {"gather_s": 600}}
+
 REGISTRATION: dict[str, Any] = {
     "replica_id": "r-0123456789",
     "fingerprint": "5f0c2f9e",

@@ -190,6 +190,8 @@ async def files(
     if found is None:
         raise no_such("job", job_id)
     row, attempts = found
+    if row.kind == "preflight":
+        raise problem(409, "SYS106", f"{job_id} is a preflight: nothing is rendered for it.")
     if not attempts and attempt is None:
         raise problem(409, "SYS106", f"Job {job_id} has no attempt yet, so nothing has been rendered.")
     state, seat = _seat(attempts, attempt, rank)

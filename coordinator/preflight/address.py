@@ -96,13 +96,13 @@ def judge_offers(
     idle: dict[str, list[str]] = {}
     for replica, addresses in offered.items():
         own = chosen.get(replica)
-        if own is None or not _reached(replica, own, results)[0]:
+        if own is None or not reached(replica, own, results)[0]:
             continue  # nobody reaches it at all: the links' own findings say more
         for address in addresses:
-            reached, tried = _reached(replica, address, results)
-            if address != own and reached < tried:
+            peers, tried = reached(replica, address, results)
+            if address != own and peers < tried:
                 idle.setdefault(replica, []).append(
-                    f"{address.address} on {address.interface or 'an unknown interface'} ({reached} of {tried} peers)"
+                    f"{address.address} on {address.interface or 'an unknown interface'} ({peers} of {tried} peers)"
                 )
     if not idle:
         return ()
@@ -120,7 +120,7 @@ def judge_offers(
     )
 
 
-def _reached(replica: str, address: Address, results: Mapping[str, TcpResult]) -> tuple[int, int]:
+def reached(replica: str, address: Address, results: Mapping[str, TcpResult]) -> tuple[int, int]:
     """(peers that reached this address, peers that tried)."""
     tries = [
         link.ok
