@@ -6,6 +6,7 @@ the two agree is measured by `tests/training/test_checks_against_axolotl.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from coordinator.checks.subject import Findings, Subject, items, mapping, number, shown, text, whole
@@ -20,6 +21,11 @@ _VARLEN = (
     "xformers", "sage",
 )  # fmt: skip
 _OLD_VARLEN = ("flash_attention", "flex_attention", "xformers_attention", "sage_attention")
+_INDUCTOR = (
+    "coordinate_descent_tuning", "coordinate_descent_check_all_directions", "shape_padding", "epilogue_fusion",
+    "max_autotune_gemm", "fx_graph_cache", "assume_aligned_inputs", "comprehensive_padding",
+    "decompose_mem_bound_mm", "triton.cudagraphs",
+)  # fmt: skip
 _CROSS_ENTROPIES = (
     "cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "liger_fused_linear_cross_entropy",
 )  # fmt: skip
@@ -81,8 +87,6 @@ def _unmet(subject: Subject) -> Iterator[tuple[str, str]]:
             yield "quantize_moe_experts", "`lora_target_parameters` in place of `lora_target_linear`"
         elif not lora or not (subject.get("load_in_4bit") or subject.get("load_in_8bit")):
             yield "quantize_moe_experts", "lora or qlora with quantised weights"
-    if subject.has("reward_model", "process_reward_model"):
-        yield "reward_model", "no `process_reward_model` beside it"
     if subject.get("optimizer") == "polora" and not lora:
         yield "optimizer", "`adapter: lora` or `qlora` for polora"
     if subject.get("optimizer") == "q_galore_adamw8bit" and subject.get("adapter"):
@@ -94,7 +98,10 @@ def _unmet(subject: Subject) -> Iterator[tuple[str, str]]:
             yield "relora", "a run without FSDP"
         elif subject.get("lr_scheduler") == "one_cycle":
             yield "relora", "another `lr_scheduler` than one_cycle"
-    if mapping(subject.get("qat")) and (subject.has("load_in_4bit") or subject.has("load_in_8bit")):
+    qat = mapping(subject.get("qat"))
+    if qat.get("weight_dtype") == "ternary" and qat.get("activation_dtype") not in (None, "int8"):
+        yield "qat", "`activation_dtype: int8` for ternary weights"
+    if qat and (subject.has("load_in_4bit") or subject.has("load_in_8bit")):
         yield "qat", "weights that are not quantised already"
     if subject.has("unfrozen_parameters") and mapping(subject.get("gradient_checkpointing_kwargs")).get(
         "use_reentrant"
@@ -106,12 +113,33 @@ def _unmet(subject: Subject) -> Iterator[tuple[str, str]]:
         subject.has("load_in_4bit") or subject.has("load_in_8bit")
     ):
         yield "model_quantization_config", "no `load_in_4bit` or `load_in_8bit` beside it"
+    if subject.has("trust_remote_code"):
+        for key in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"):
+            if subject.has(key):
+                yield key, "`trust_remote_code: false`"
+    if subject.has("lora_target_parameters") and (number(subject.get("lora_dropout")) or 0) != 0:
+        yield "lora_target_parameters", "`lora_dropout: 0`"
+    if subject.has("do_causal_lm_eval", "sample_packing") and subject.get("eval_sample_packing") is None:
+        yield "do_causal_lm_eval", "`eval_sample_packing: false`"
+    if subject.on("merge_lora") and subject.get("adapter") == "qlora":
+        yield "merge_lora", "weights that are not quantised; merge after the training"
+    if subject.on("eval_sample_packing") and subject.get("rl") == "kto":
+        yield "eval_sample_packing", "another `rl` than kto"
+    if subject.on("tokenizer_use_mistral_common"):
+        for key in (
+            "added_tokens_overrides",
+            "special_tokens",
+            "tokens",
+            "chat_template",
+            "processor_kwargs",
+        ):
+            if subject.has(key):
+                yield key, "another tokenizer than mistral-common's"
+    loading = mapping(subject.get("fsdp_config")).get("cpu_ram_efficient_loading")
+    if subject.get("model_quantization_config") == "Mxfp4Config" and loading is True:
+        yield "model_quantization_config", "`cpu_ram_efficient_loading: false`"
     if "mpt" in text(subject.get("base_model")).lower() and subject.has("gradient_checkpointing"):
         yield "gradient_checkpointing", "another model than MPT"
-    if (whole(subject.get("tensor_parallel_size")) or 1) > 1 and subject.get("optimizer") in (
-        "paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit",
-    ):  # fmt: skip
-        yield "tensor_parallel_size", "an optimizer that is not 8-bit"
 
 
 def _fsdp_version(subject: Subject) -> object:
@@ -141,6 +169,25 @@ def bounds(subject: Subject) -> Findings:
                 "CFG608", f"`{key}: {shown(value)}`: Axolotl does not know this value", key,
                 hint=f"one of {', '.join(names)}",
             )  # fmt: skip
+    broken = next(
+        (one for one in items(subject.get("lora_target_modules"))[:100] if not _is_pattern(one)), None
+    )
+    if broken is not None:
+        yield subject.found("CFG605", f"{shown(broken)} is no regular expression", "lora_target_modules")
+    strange_flags = [flag for flag in mapping(subject.get("torch_compile_options")) if flag not in _INDUCTOR]
+    if strange_flags:
+        yield subject.found(
+            "CFG608", f"{shown(strange_flags[0])} is no option that Axolotl hands on", "torch_compile_options",
+            hint=f"any of {', '.join(_INDUCTOR)}",
+        )  # fmt: skip
+    if (
+        "datasets" in subject.settings
+        and subject.get("datasets") is None
+        and subject.get("pretraining_dataset")
+    ):
+        yield subject.found(
+            "CFG605", "`datasets` has no value: Axolotl fails over it", "datasets", hint="remove it"
+        )
     metrics = items(subject.get("eval_causal_lm_metrics"))
     strange = [metric for metric in metrics if metric not in _METRICS]
     if strange:
@@ -166,9 +213,22 @@ def bounds(subject: Subject) -> Findings:
                 )
 
 
+def _is_pattern(written: object) -> bool:
+    if not isinstance(written, str) or len(written) > 200:
+        return True
+    try:
+        re.compile(written)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
 def cross_entropies(subject: Subject) -> Findings:
     """CFG505: Axolotl takes one replacement of the loss only."""
     chosen = [key for key in _CROSS_ENTROPIES if subject.has(key)]
+    plugged = any("CutCrossEntropyPlugin" in text(name) for name in items(subject.get("plugins")))
+    if plugged and "chunked_cross_entropy" in chosen and subject.get("cut_cross_entropy") is None:
+        chosen.insert(0, "cut_cross_entropy")
     if len(chosen) > 1:
         yield subject.found("CFG505", f"`{chosen[0]}` and `{chosen[1]}` exclude each other", chosen[1])
 

@@ -11,6 +11,7 @@ from coordinator.checks.subject import Findings, Subject, mapping, shown, text, 
 
 # Optimizers that Axolotl refuses under DeepSpeed.
 _NOT_UNDER_DEEPSPEED = ("muon", "polora", "q_galore_adamw8bit")
+_FSDP2_ONLY = ("muon", "polora", "q_galore_adamw8bit")
 _EIGHT_BIT_NOT_UNDER_FSDP2 = ("adamw_8bit", "adamw_bnb_8bit")
 
 
@@ -102,8 +103,13 @@ def accelerate_fsdp(subject: Subject) -> Findings:
 
 def fsdp_settings(subject: Subject) -> Findings:
     """CFG305: FSDP settings that Axolotl refuses or that cannot work."""
-    key = _fsdp(subject)
-    if key is None:
+    if subject.get("fsdp_version") == 2 and subject.get("rl") in ("dpo", "kto", "orpo", "ipo"):
+        for quantised in ("load_in_8bit", "load_in_4bit"):
+            if subject.has(quantised):
+                yield subject.found(
+                    "CFG305", f"FSDP 2 takes no `{quantised}` with `rl: {subject.get('rl')}`", quantised
+                )
+    if _fsdp(subject) is None:
         return
     version = _fsdp_version(subject)
     optimizer = text(subject.get("optimizer"))
@@ -125,13 +131,7 @@ def fsdp_settings(subject: Subject) -> Findings:
         yield subject.found(
             "CFG305", f"`optimizer: {optimizer}` does not work with FSDP offload", "optimizer"
         )
-    if version == 2 and subject.get("rl") in ("dpo", "kto", "orpo", "ipo"):
-        for quantised in ("load_in_8bit", "load_in_4bit"):
-            if subject.has(quantised):
-                yield subject.found(
-                    "CFG305", f"FSDP 2 takes no `{quantised}` with `rl: {subject.get('rl')}`", quantised
-                )
-    if version != 2 and (optimizer == "muon" or optimizer.startswith("flash_")):
+    if version != 2 and (optimizer in _FSDP2_ONLY or optimizer.startswith("flash_")):
         yield subject.found(
             "CFG305",
             f"`optimizer: {optimizer}` works under FSDP 2 only",

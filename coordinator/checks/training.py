@@ -143,12 +143,6 @@ def adapter(subject: Subject) -> Findings:
         for key in _LORA_KERNELS:
             if subject.has(key):
                 yield subject.found("CFG612", f"`{key}` does not work with 8-bit LoRA", key)
-    if subject.has("trust_remote_code"):
-        for key in _LORA_KERNELS:
-            if subject.has(key):
-                yield subject.found("CFG612", f"`{key}` does not work with `trust_remote_code`", key)
-    if subject.has("lora_target_parameters") and (number(subject.get("lora_dropout")) or 0) != 0:
-        yield subject.found("CFG612", "`lora_target_parameters` needs `lora_dropout: 0`", "lora_dropout")
 
 
 def adapter_targets(subject: Subject) -> Findings:
