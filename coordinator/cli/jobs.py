@@ -9,7 +9,9 @@ import typer
 
 from coordinator.cli.options import (
     Accelerate,
+    Allow,
     Config,
+    Deadline,
     Deepspeed,
     Gpus,
     JobId,
@@ -48,14 +50,8 @@ def submit(
     accelerate: Accelerate = None,
     deepspeed: Deepspeed = None,
     attempts: Annotated[int, typer.Option("--attempts", min=1, max=20, help="Tries at most.")] = 1,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option("--allow", metavar="CODE", help="Go on in spite of this finding. Repeatable."),
-    ] = None,
-    deadline: Annotated[
-        list[str] | None,
-        typer.Option("--deadline", metavar="STAGE=TIME", help="Such as gather=10m. Repeatable."),
-    ] = None,
+    allow: Allow = None,
+    deadline: Deadline = None,
     idempotency_key: Annotated[
         str | None,
         typer.Option("--idempotency-key", help="The same key again gives the same job, not another one."),

@@ -33,4 +33,12 @@ Accelerate = Annotated[
 Deepspeed = Annotated[
     Path | None, typer.Option("--deepspeed", metavar="FILE", help="A DeepSpeed JSON of your own.")
 ]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="CODE", help="Go on in spite of this finding. Repeatable."),
+]
+Deadline = Annotated[
+    list[str] | None,
+    typer.Option("--deadline", metavar="STAGE=TIME", help="Such as gather=10m. Repeatable."),
+]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Follow it to its end; Ctrl-C detaches.")]

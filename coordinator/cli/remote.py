@@ -12,6 +12,9 @@ from coordinator.core.views import (
     CheckVerdict,
     JobPage,
     JobView,
+    LinkGrid,
+    PreflightRequest,
+    PreflightView,
     ReplicaPage,
     Submission,
 )
@@ -115,6 +118,20 @@ class Remote:
     def _order(self, job_id: str, what: str) -> JobView:
         with failures_as_stops(f"job {job_id}"):
             return self._client.request("POST", f"{_job(job_id)}/{what}").parse(JobView)
+
+    def start_preflight(self, asked: PreflightRequest, idempotency_key: str) -> PreflightView:
+        with failures_as_stops():
+            headers = {"Idempotency-Key": idempotency_key}
+            answer = self._client.request("POST", f"{API}/preflights", message=asked, headers=headers)
+            return answer.parse(PreflightView)
+
+    def preflight(self, preflight_id: str) -> PreflightView:
+        with failures_as_stops(f"preflight {preflight_id}"):
+            return self._client.request("GET", f"{API}/preflights/{_part(preflight_id)}").parse(PreflightView)
+
+    def links(self, job_id: str) -> LinkGrid:
+        with failures_as_stops(f"job {job_id}"):
+            return self._client.request("GET", f"{_job(job_id)}/links").parse(LinkGrid)
 
     def replicas(self) -> ReplicaPage:
         with failures_as_stops():

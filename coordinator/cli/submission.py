@@ -83,7 +83,7 @@ def read(asked: Asked) -> Submission:
             deepspeed=_submitted(asked.deepspeed, "--deepspeed"),
             max_attempts=asked.attempts,
             allow=asked.allow,
-            deadlines=_deadlines(asked.deadlines),
+            deadlines=deadlines(asked.deadlines),
         )
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
@@ -156,8 +156,12 @@ def _prompts(path: Path | None) -> Sequence[str]:
     return [line.strip() for line in read_text(path, "--prompts-file").splitlines() if line.strip()]
 
 
-def _deadlines(settings: Sequence[str]) -> Deadlines:
-    """`gather=10m` and the like."""
+def deadlines(settings: Sequence[str]) -> Deadlines:
+    """`gather=10m` and the like.
+
+    Raises:
+        Stop: for what is no stage or no time.
+    """
     from pydantic import ValidationError
 
     from coordinator.core.views import Deadlines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coordinator.cli import jobs, offline, replicas, service
+from coordinator.cli import jobs, offline, preflight, replicas, service
 
 app = typer.Typer(
     name="rankcall",
@@ -13,7 +13,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for group in (jobs, replicas, offline, service):
+for group in (jobs, replicas, preflight, offline, service):
     group.add_to(app)
 
 

@@ -45,8 +45,8 @@ class Display(Protocol):
     def show(self, before: Board, after: Board) -> None: ...
 
 
-def watch_job(remote: Remote, job_id: str) -> JobView:
-    """Until the job has ended; returns its last state.
+def watch_job(remote: Remote, job_id: str, come_back: str = "rankcall job {} --watch") -> JobView:
+    """Until the job has ended; returns its last state. `come_back` is the command that watches it again.
 
     Raises:
         Stop: 102 for no such job, 3 when the coordinator refuses or was never reached, 130 on Ctrl-C.
@@ -55,7 +55,7 @@ def watch_job(remote: Remote, job_id: str) -> JobView:
     try:
         return follow(remote, job_id)
     except KeyboardInterrupt:
-        say(f"Detached; the job goes on. Come back with: rankcall job {job_id} --watch", "bold")
+        say(f"Detached; it goes on. Come back with: {come_back.format(job_id)}", "bold")
         raise Stop(Exit.INTERRUPTED) from None
 
 
