@@ -23,6 +23,11 @@ def explain_one(code: str, *, json: bool) -> None:
     write(f"{entry.code} ({entry.severity}): {entry.title}")
     for heading, text in (("What", entry.what), ("Why", entry.why), ("Do", entry.fix)):
         write(f"{heading}: {text}")
+    for heading, lines in (("Not this", entry.bad), ("But this", entry.good)):
+        if lines:
+            write(f"{heading}:")
+            for line in lines.splitlines():
+                write(f"    {line}")
 
 
 def explain_all(*, json: bool) -> None:
