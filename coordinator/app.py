@@ -27,6 +27,7 @@ from coordinator.api import (
 from coordinator.api.edge import Edge
 from coordinator.api.feeds import Feeds
 from coordinator.api.meters import Meters
+from coordinator.api.routing import Lean
 from coordinator.api.services import Services
 from coordinator.auth import Authority
 from coordinator.broadcast import Broadcast
@@ -78,7 +79,8 @@ def create_app(settings: Settings) -> FastAPI:
     version = service.installed_version()
     document.install(app, version)
     problems.install(app)
-    app.add_middleware(Edge, settings=settings, meters=meters)
+    express = [route for route in replicas.agents.routes if isinstance(route, Lean)]
+    app.add_middleware(Edge, settings=settings, meters=meters, express=express)
     return app
 
 

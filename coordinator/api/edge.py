@@ -8,11 +8,13 @@ ASGI, because it is on the path of every report.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from urllib.parse import urlsplit
 
 import structlog
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.meters import Meters
@@ -29,6 +31,7 @@ SUBMISSION_BYTES = 96 * MIB
 REPORT_BYTES = 8 * MIB
 OTHER_BYTES = 1 * MIB
 
+_EXPRESS = "/api/v1/replicas"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH"})
 
@@ -57,10 +60,18 @@ def body_limit(method: str, path: str) -> int | None:
 
 
 class Edge:
-    """ASGI middleware around the whole app."""
+    """ASGI middleware around the whole app.
 
-    def __init__(self, app: ASGIApp, settings: Settings, meters: Meters) -> None:
+    Args:
+        express: routes that are called right here, without the two thirds of a request's cost that lie between
+            (five layers, and a search through all routes): what every agent calls every two seconds.
+    """
+
+    def __init__(
+        self, app: ASGIApp, settings: Settings, meters: Meters, express: Sequence[Route] = ()
+    ) -> None:
         self._app = app
+        self._express = tuple((route.path_regex, route.methods or set(), route) for route in express)
         self._meters = meters
         self._names = frozenset(settings.allowed_hosts)
         self._any_host = not settings.open_on_loopback and not settings.allowed_hosts
@@ -86,16 +97,18 @@ class Edge:
             headers = _headers(scope)
             self._check_host(headers)
             _check_origin(method, headers)
-            await self._app(scope, _bounded(method, path, headers, receive), send_with_headers)
+            bounded = _bounded(method, path, headers, receive)
+            await self._destination(method, path, scope)(scope, bounded, send_with_headers)
+        except ClientDisconnect:
+            log.info("client left in the middle of its request", method=method, path=path)
         except ProblemError as refusal:
             await _answer(refusal, status, scope, receive, send_with_headers)
         except StoreError as fault:
             log.error("store unavailable", why=str(fault), method=method, path=path)
             await _answer(problem(503, "SYS111", str(fault)), status, scope, receive, send_with_headers)
         except Exception as fault:
-            if isinstance(
-                fault.__cause__, ProblemError
-            ):  # raised when the answer had begun: a download that broke
+            if isinstance(fault.__cause__, ProblemError):
+                # Raised when the answer had begun: a download that broke.
                 log.warning("answer cut short", method=method, path=path, why=str(fault.__cause__))
                 return
             instance = secrets.token_hex(4)
@@ -107,6 +120,15 @@ class Edge:
             route = getattr(scope.get("route"), "path", "unmatched")
             known = method if method in _METHODS else "other"
             self._meters.answered(known, route, status, perf_counter() - started_s)
+
+    def _destination(self, method: str, path: str, scope: Scope) -> ASGIApp:
+        if path.startswith(_EXPRESS):
+            for pattern, methods, route in self._express:
+                found = pattern.match(path)
+                if found is not None and method in methods:
+                    scope["route"], scope["path_params"] = route, found.groupdict()
+                    return route.app
+        return self._app
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
         if self._any_host:
