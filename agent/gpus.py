@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from coordinator.core.protocol import GpuFacts, GpuTelemetry
+from coordinator.core.protocol import GpuFacts, GpuHolder, GpuTelemetry
+
+_COMMAND_CHARACTERS = 120
 
 
 def facts(environment: Mapping[str, str], problems: list[str]) -> tuple[tuple[GpuFacts, ...], str | None]:
@@ -110,7 +113,34 @@ def _facts(index: int, handle: Any) -> GpuFacts:
     with contextlib.suppress(pynvml.NVMLError):
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         known["compute_capability"] = f"{major}.{minor}"
+    known["holders"] = _holders(handle)
     return GpuFacts.model_validate(known)
+
+
+def _holders(handle: Any) -> tuple[GpuHolder, ...]:
+    """The processes that hold memory of this GPU, as far as the driver tells a container."""
+    found: dict[int, GpuHolder] = {}
+    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        with contextlib.suppress(pynvml.NVMLError):
+            for one in ask(handle):
+                used = one.usedGpuMemory
+                found[one.pid] = GpuHolder(
+                    pid=one.pid, name=_command(one.pid), memory_bytes=None if used is None else int(used)
+                )
+    return tuple(found.values())
+
+
+def _command(pid: int) -> str:
+    """The command of a process that has a GPU open; "" for any other.
+
+    The driver counts pids of the machine: in a container the same number may be somebody else.
+    """
+    with contextlib.suppress(OSError):
+        own = Path("/proc", str(pid))
+        if any(f"{entry.readlink()}".startswith("/dev/nvidia") for entry in (own / "fd").iterdir()):
+            words = (own / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+            return words[:_COMMAND_CHARACTERS]
+    return ""
 
 
 def _telemetry(index: int, handle: Any) -> GpuTelemetry:

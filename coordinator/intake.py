@@ -229,6 +229,8 @@ class Intake:
         presence.attempt_id = report.attempt_id
         presence.tasks = {task.task_id: task for task in report.tasks if task.task_id in tasks}
         presence.telemetry = report.telemetry or presence.telemetry
+        if report.telemetry is not None:
+            presence.clocks_s.append(report.telemetry.at - now_at())
         if report.facts is not None:
             presence.facts = report.facts
         if changed:

@@ -7,6 +7,7 @@ each replica it compares, so that the page can show the difference.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ class Sufficient:
         shm_bytes: Docker's default is 64 MB; NCCL and four data-loader workers pass 1 GiB.
         open_files: NCCL opens some sockets for each peer; PyTorch's data loaders a file for each tensor.
         gpu_free_share: of a GPU's memory before training; a CUDA context of our own probe is long gone.
+        clock_s: how far a clock may be off before it is worth a note; nothing of rankcall compares clocks.
     """
 
     disk_bytes: int = 10 * GIB
@@ -37,6 +39,7 @@ class Sufficient:
     shm_bytes: int = 1 * GIB
     open_files: int = 4096
     gpu_free_share: float = 0.85
+    clock_s: float = 5.0
 
 
 SUFFICIENT = Sufficient()
@@ -57,14 +60,28 @@ _CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSF
 _KERNEL_FAILED = "cannot run a kernel"  # as `agent.probes.hardware` words it
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of a replica beside its facts: the addresses of its peers, its clock minus the coordinator's."""
+
+    peers: tuple[str, ...] = ()
+    clock_offset_s: float | None = None
+
+
 def match(
-    facts: Mapping[str, Facts], *, gpus_per_node: int | None, names: Mapping[str, str] | None = None
+    facts: Mapping[str, Facts],
+    *,
+    gpus_per_node: int | None,
+    names: Mapping[str, str] | None = None,
+    surroundings: Mapping[str, Surroundings] | None = None,
 ) -> tuple[Finding, ...]:
     """Findings about `facts` by replica id; an error among them blocks.
 
     `gpus_per_node` None: as many as each has; 0: the job trains on CPUs. `names` are shown for the ids.
     """
-    look = _Look(facts, {replica: (names or {}).get(replica, replica) for replica in facts})
+    look = _Look(
+        facts, {replica: (names or {}).get(replica, replica) for replica in facts}, surroundings or {}
+    )
     gpus = gpus_per_node != 0 and (gpus_per_node is not None or any(fact.gpus for fact in facts.values()))
     found = [*look.versions()]
     if gpus:
@@ -81,9 +98,12 @@ def match(
 class _Look:
     """The comparisons, over one set of facts."""
 
-    def __init__(self, facts: Mapping[str, Facts], names: Mapping[str, str]) -> None:
+    def __init__(
+        self, facts: Mapping[str, Facts], names: Mapping[str, str], around: Mapping[str, Surroundings]
+    ) -> None:
         self.facts = facts
         self.names = names
+        self.around = around
 
     def versions(self) -> Iterable[Finding]:
         for code, package in _PACKAGES:
@@ -168,9 +188,14 @@ class _Look:
             yield finding(
                 "ENV015",
                 f"{self.names[replica]}: {used / GIB:.1f} of {gpu.memory_bytes / GIB:.1f} GiB of GPU {gpu.index} "
-                "are in use before training",
+                f"are in use before training{_holders(gpu)}",
                 replica=replica,
-                evidence={"gpu": gpu.index, "free_bytes": gpu.free_bytes, "memory_bytes": gpu.memory_bytes},
+                evidence={
+                    "gpu": gpu.index,
+                    "free_bytes": gpu.free_bytes,
+                    "memory_bytes": gpu.memory_bytes,
+                    "holders": [holder.model_dump(mode="json") for holder in gpu.holders],
+                },
             )
 
     def own(self, replica: str, fact: Facts, *, gpus: bool) -> Iterable[Finding]:
@@ -265,13 +290,39 @@ class _Look:
                 replica=replica,
                 evidence={"cache_environment": dict(fact.cache_environment)},
             )
-        if fact.proxies:
+        yield from self._proxies(replica, fact)
+        offset_s = self.around.get(replica, Surroundings()).clock_offset_s
+        if offset_s is not None and abs(offset_s) > SUFFICIENT.clock_s:
             yield finding(
-                "ENV026",
-                f"{name} has {', '.join(sorted(fact.proxies))} set",
+                "ENV030",
+                f"the clock of {name} is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} "
+                "the coordinator's",
                 replica=replica,
-                evidence={"proxies": list(sorted(fact.proxies))},
+                evidence={"clock_offset_s": offset_s},
             )
+
+    def _proxies(self, replica: str, fact: Facts) -> Iterable[Finding]:
+        """A proxy variable, unless it leaves the peers alone; a warning where it is known not to."""
+        proxies = sorted(key for key in fact.proxies if key.lower() != "no_proxy")
+        if not proxies:
+            return
+        except_for = ",".join(v for key, v in fact.proxies.items() if key.lower() == "no_proxy")
+        peers = self.around.get(replica, Surroundings()).peers
+        caught = [peer for peer in peers if not _left_alone(peer, except_for)]
+        if peers and not caught:
+            return
+        through = f"; NO_PROXY leaves out {self._few(caught)}" if caught else ""
+        yield finding(
+            "ENV026",
+            f"{self.names[replica]} has {', '.join(proxies)} set{through}",
+            severity="warning" if caught else None,
+            replica=replica,
+            evidence={"proxies": [*proxies], "caught": [*caught]},
+        )
+
+    @staticmethod
+    def _few(listed: Sequence[str]) -> str:
+        return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
 
     def _compare_versions(
         self, code: str, what: str, of: Callable[[Facts], str | None], *, blocking_numbers: int = 2
@@ -340,6 +391,33 @@ def runs_on(arch_list: Sequence[str], capability: str) -> bool:
             return True
         if kind == "compute" and built <= (major, minor):
             return True
+    return False
+
+
+def _holders(gpu: GpuFacts) -> str:
+    """Who holds the memory, as far as it is known: "; held by python train.py (pid 4711, 20.1 GiB)"."""
+    listed = []
+    for holder in gpu.holders[:3]:
+        amount = f", {holder.memory_bytes / GIB:.1f} GiB" if holder.memory_bytes else ""
+        listed.append(f"{holder.name or 'a process outside this container'} (pid {holder.pid}{amount})")
+    more = f" and {len(gpu.holders) - 3} more" if len(gpu.holders) > 3 else ""
+    return f"; held by {', '.join(listed)}{more}" if listed else ""
+
+
+def _left_alone(address: str, no_proxy: str) -> bool:
+    """Whether NO_PROXY keeps an address from the proxy: by itself, by its network, or by `*`."""
+    try:
+        own = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    for entry in (part.strip().strip("[]") for part in no_proxy.split(",")):
+        if entry == "*":
+            return True
+        try:
+            if own in ipaddress.ip_network(entry, strict=False):
+                return True
+        except ValueError:
+            continue  # a name: it says nothing about a numeric address
     return False
 
 

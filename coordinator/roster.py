@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ from coordinator.store import rows
 
 # Five missed reports: shown as not alive, and given no new seat (the same as lifecycle's).
 ALIVE_WITHIN_S = 10.0
+# Readings of a replica's clock that are kept, one every two seconds.
+CLOCK_READINGS = 8
 
 
 def hash_token(token: str) -> str:
@@ -56,6 +59,12 @@ class Presence:
     version: str = ""
     body: bytes = b""
     waiters: set[asyncio.Future[None]] = field(default_factory=set)
+    clocks_s: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_READINGS))
+
+    @property
+    def clock_offset_s(self) -> float | None:
+        """Its clock minus ours. A report that was long on its way makes it look behind: the best of several counts."""
+        return round(max(self.clocks_s), 3) if self.clocks_s else None
 
     @property
     def replica_id(self) -> str:
@@ -81,6 +90,7 @@ class Roster:
     def __init__(self) -> None:
         self._presences: dict[str, Presence] = {}
         self._by_token: dict[str, str] = {}
+        self._closing = False
 
     # --- membership
 
@@ -130,6 +140,7 @@ class Roster:
                 p.holding,
                 p.attempt_id,
                 p.tasks,
+                p.clock_offset_s,
             )
             for replica_id, p in self._presences.items()
         }
@@ -165,7 +176,9 @@ class Roster:
                 return
 
     async def changed(self, presence: Presence, wait_s: float) -> None:
-        """Return when the replica's desired state changes, or after `wait_s`."""
+        """Return when the replica's desired state changes, after `wait_s`, or when the service goes down."""
+        if self._closing:  # asked again just after its held read was ended
+            return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         presence.waiters.add(waiter)
         try:
@@ -176,7 +189,8 @@ class Roster:
             presence.waiters.discard(waiter)
 
     def release_all(self) -> None:
-        """End every held read: the service is going down."""
+        """End every held read, and let none begin: the service is going down."""
+        self._closing = True
         for presence in self._presences.values():
             _release(presence)
 
@@ -210,6 +224,7 @@ def _view(presence: Presence, now_s: float) -> ReplicaView:
         attempt_id=plan.attempt_id if plan else None,
         job_id=plan.job_id if plan else None,
         role="member" if plan else "ending" if presence.holding else "spare",
+        clock_offset_s=presence.clock_offset_s,
         facts=presence.facts,
         telemetry=presence.telemetry,
     )

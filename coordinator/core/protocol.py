@@ -82,6 +82,14 @@ class Address(Message):
     family: Literal["ipv4", "ipv6"] = "ipv4"
 
 
+class GpuHolder(Message):
+    """A process that holds memory of a GPU. `name` is empty where it cannot be seen from here (another container's)."""
+
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None
+
+
 class GpuFacts(Message):
     index: int
     name: str
@@ -89,6 +97,7 @@ class GpuFacts(Message):
     free_bytes: int | None = None
     compute_capability: str | None = None
     uuid: str | None = None
+    holders: tuple[GpuHolder, ...] = ()
 
 
 class DiskFacts(Message):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.attempt import AttemptState, Job, Observed, Seat
 from coordinator.core.protocol import Address, Stage, TaskReport, TcpResult
-from coordinator.match import match
+from coordinator.match import Surroundings, match
 from coordinator.preflight.address import judge as judge_addresses
 from coordinator.preflight.address import judge_offers, settle, used
 from coordinator.preflight.verdict import judge_tcp, name_of
@@ -33,10 +33,25 @@ def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) ->
     names = {m.replica_id: f"rank {rank} ({m.name})" for rank, m in enumerate(members)}
     findings = (
         *judge_addresses({m.replica_id: m.registration for m in members}),
-        *match(facts, gpus_per_node=_asked_gpus(job, members), names=names),
+        *match(
+            facts,
+            gpus_per_node=_asked_gpus(job, members),
+            names=names,
+            surroundings={
+                m.replica_id: Surroundings(
+                    tuple(other.address for other in attempt.seats if other.replica_id != m.replica_id),
+                    m.clock_offset_s,
+                )
+                for m in members
+            },
+        ),
+    )
+    seats = tuple(
+        seat.model_copy(update={"clock_offset_s": m.clock_offset_s})
+        for seat, m in zip(attempt.seats, members, strict=True)
     )
     if blocking(findings, job.allow):
-        return Verdict("failed", first_error(findings, job.allow), findings)
+        return Verdict("failed", first_error(findings, job.allow), findings, updates={"seats": seats})
     first = facts[members[0].replica_id]
     gpus = (
         f"{attempt.gpus_per_node} × {first.gpus[0].name}" if first.gpus and attempt.gpus_per_node else "CPU"
@@ -47,6 +62,7 @@ def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) ->
         f"{len(members)} alike: {gpus}, torch {versions['torch'] or 'missing'}",
         findings,
         figures={**versions, "nccl": first.nccl},
+        updates={"seats": seats},
     )
 
 

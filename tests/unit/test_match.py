@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.protocol import DiskFacts, Facts, Finding, GpuFacts
-from coordinator.match import GIB, match, runs_on
+from coordinator.core.protocol import DiskFacts, Facts, Finding, GpuFacts, GpuHolder
+from coordinator.match import GIB, Surroundings, match, runs_on
 
 BLACKWELL = GpuFacts(
     index=0,
@@ -189,3 +189,39 @@ def test_what_one_replica_lacks_is_said_of_that_replica(fact: Facts, code: str, 
 def test_a_cache_inside_hf_home_is_no_conflict() -> None:
     inside = changed(cache_environment={"HF_HOME": "/data/hf", "HF_HUB_CACHE": "/data/hf/hub"})
     assert found(inside, inside) == ()
+
+
+def around(*peers: str, clock_offset_s: float | None = None) -> tuple[Finding, ...]:
+    facts = changed(proxies={"HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "localhost, 10.0.0.0/24,fd00::2"})
+    return match(
+        {"r-0": facts}, gpus_per_node=None, surroundings={"r-0": Surroundings(peers, clock_offset_s)}
+    )
+
+
+def test_a_proxy_that_leaves_the_peers_alone_is_no_finding() -> None:
+    assert around("10.0.0.7", "fd00::2") == ()
+
+
+def test_a_proxy_that_would_catch_a_peer_is_a_warning_that_names_it() -> None:
+    warned = only(around("10.0.0.7", "10.0.1.7"))
+    assert (warned.code, warned.severity, warned.evidence["caught"]) == ("ENV026", "warning", ["10.0.1.7"])
+    assert "NO_PROXY leaves out 10.0.1.7" in warned.message
+
+
+def test_a_clock_that_is_off_is_a_note_and_a_little_is_nothing() -> None:
+    assert around("10.0.0.7", clock_offset_s=-4.0) == ()
+    noted = only(around("10.0.0.7", clock_offset_s=-42.3))
+    assert (noted.code, noted.severity) == ("ENV030", "note")
+    assert "42 s behind" in noted.message
+
+
+def test_who_holds_the_memory_of_a_gpu_is_named() -> None:
+    holders = (
+        GpuHolder(pid=4711, name="python train.py", memory_bytes=20 * GIB),
+        GpuHolder(pid=31, memory_bytes=None),
+    )
+    held = BLACKWELL.model_copy(update={"free_bytes": 10 * GIB, "holders": holders})
+    message = only(found(changed(gpus=(held,)), GOOD)).message
+    assert (
+        "held by python train.py (pid 4711, 20.0 GiB), a process outside this container (pid 31)" in message
+    )

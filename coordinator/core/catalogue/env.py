@@ -180,9 +180,10 @@ ENTRIES: tuple[Entry, ...] = (
         "ENV026",
         "HTTP proxies are set",
         "note",
-        "The environment names an HTTP proxy.",
-        "Downloads go through it; traffic between replicas does not, and rankcall's own goes past it.",
-        "If peers cannot be reached, add their addresses to NO_PROXY.",
+        "The environment names an HTTP proxy; a warning where NO_PROXY leaves out addresses of the peers.",
+        "Downloads go through it. NCCL, gloo and rankcall go past it, but whatever else speaks HTTP from one replica to "
+        "another would be caught by it.",
+        "Add the peers' addresses, or their network (10.0.0.0/8), to NO_PROXY.",
     ),
     _entry(
         "ENV028",
@@ -199,5 +200,14 @@ ENTRIES: tuple[Entry, ...] = (
         "GPUs of the replicas have different amounts of memory.",
         "The smallest limits the batch of all.",
         "Rent replicas of one GPU model.",
+    ),
+    _entry(
+        "ENV030",
+        "A clock is off",
+        "note",
+        "The replica's clock differs from the coordinator's by more than a few seconds.",
+        "Nothing of rankcall or of the training compares clocks of two machines, but the times in this replica's logs "
+        "are not those of the others.",
+        "Where it matters, let the host run chrony or systemd-timesyncd; a container cannot set its clock.",
     ),
 )
