@@ -14,6 +14,7 @@ from coordinator.auth import ACCESS, SESSION_COOKIE, Role
 
 FILLED = {
     "job_id": "00000000",
+    "preflight_id": "00000000",
     "artifact_id": "0",
     "upload_id": "0",
     "code": "SYS100",
