@@ -124,6 +124,10 @@ class Convergence:
         for attempt_id, _ in launcher.attempt_folders(self._layout):
             self._mirror.close(attempt_id)
 
+    def forget(self) -> None:
+        """After `shut_down`, once its reports were delivered: this replica works on nothing any more."""
+        self._work = None
+
     async def aclose(self) -> None:
         """Stop working on it; what runs goes on."""
         if self._work is not None:

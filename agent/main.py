@@ -99,6 +99,7 @@ class Agent:
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
         self._delivered = asyncio.Event()
+        self._spoken = self._heard = 0
         self._facts: Facts | None = None
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
@@ -143,7 +144,7 @@ class Agent:
             await self._close()
 
     async def _end_everything(self, loops: list[asyncio.Task[None]]) -> None:
-        """End the training, and deliver the last of its reports and streams while the coordinator listens."""
+        """End the training, and deliver its last reports, that it is free, and the rest of its streams."""
         for loop in loops:
             if loop.get_name() in {"follow", "converge"}:
                 loop.cancel()
@@ -152,12 +153,20 @@ class Agent:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rhythm.last_words_s):
-                while True:
-                    self._delivered.clear()
-                    self._tell(urgent=True)
-                    await self._delivered.wait()
-                    if not self._mirror.due(monotonic_s()):
-                        return
+                await self._deliver()
+                self._convergence.forget()
+                await self._deliver()
+                while self._mirror.due(monotonic_s()):
+                    await self._deliver()
+
+    async def _deliver(self) -> None:
+        """Have a report made of what is now, and wait until it has arrived; one that is under way does not count."""
+        self._spoken += 1
+        this = self._spoken
+        while self._heard < this:
+            self._delivered.clear()
+            self._tell(urgent=True)
+            await self._delivered.wait()
 
     async def _close(self) -> None:
         await self._convergence.aclose()
@@ -289,7 +298,7 @@ class Agent:
             telemetry = None
             if now_s - telemetry_s >= self._rhythm.report_s * 0.9:
                 telemetry, telemetry_s = await self._take_reading(), now_s
-            report = self._compose(telemetry, now_s)
+            spoken, report = self._spoken, self._compose(telemetry, now_s)
             try:
                 reply = await self._coordinator.report(report)
             except NotRegistered:
@@ -304,6 +313,7 @@ class Agent:
             backoff.reset()
             murmur.over("reports arrive again")
             self._reported_s = now_s
+            self._heard = spoken
             self._delivered.set()
             self._facts_told = report.facts or self._facts_told
             self._mirror.acknowledge(report.appends, reply.acknowledged, now_s)

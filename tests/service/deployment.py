@@ -208,14 +208,16 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: Path, nodes: int = 2, *, agents: bool = True) -> Iterator[Deployment]:
-    """A coordinator, and as many agents as it expects."""
+def deployed(
+    folder: Path, nodes: int = 2, *, agents: bool = True, **environment: str
+) -> Iterator[Deployment]:
+    """A coordinator, and as many agents as it expects; `environment` is the agents'."""
     deployment = Deployment(folder, nodes)
     try:
         deployment.start_coordinator()
         if agents:
             for number in range(nodes):
-                deployment.start_agent(number)
+                deployment.start_agent(number, **environment)
         yield deployment
         for number in tuple(deployment.agents):
             assert deployment.end_agent(number) == 0, deployment.everything_said()

@@ -16,11 +16,13 @@ from deployment import Deployment, deployed
 
 from agent import launcher
 
+SECRET = "a-very-secret-value"
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A deployment for the tests that leave its agents as they found them."""
-    with deployed(tmp_path_factory.mktemp("shared")) as deployment:
+    with deployed(tmp_path_factory.mktemp("shared"), HF_TOKEN=SECRET) as deployment:
         yield deployment
 
 
@@ -91,16 +93,14 @@ def test_a_preparation_that_says_nothing_is_ended(shared: Deployment) -> None:
     shared.eventually(lambda: shared.running(0) == shared.running(1) == set())
 
 
-def test_secrets_of_the_container_do_not_reach_the_coordinator(tmp_path: Path) -> None:
-    with deployed(tmp_path, 1, agents=False) as deployment:
-        deployment.start_agent(0, HF_TOKEN="a-very-secret-value")
-        job_id = deployment.submit({"print": "my token is a-very-secret-value indeed"})
-        deployment.until(job_id, lambda job: job["state"] == "succeeded")
-        deployment.eventually(lambda: b"the end" in deployment.mirrored(0, job_id))
-        mirrored, written = deployment.mirrored(0, job_id), deployment.stream(0, job_id)
-        assert b"a-very-secret-value" in written
-        assert mirrored == written.replace(b"a-very-secret-value", b"*" * 19)
-        assert "a-very-secret-value" not in deployment.everything_said()
+def test_secrets_of_the_container_do_not_reach_the_coordinator(shared: Deployment) -> None:
+    job_id = shared.submit({"print": f"my token is {SECRET} indeed"})
+    shared.until(job_id, lambda job: job["state"] == "succeeded")
+    written = shared.stream(0, job_id)
+    assert SECRET.encode() in written
+    shared.eventually(lambda: len(shared.mirrored(0, job_id)) == len(written))
+    assert shared.mirrored(0, job_id) == written.replace(SECRET.encode(), b"*" * len(SECRET))
+    assert SECRET not in shared.everything_said()
 
 
 def test_killed_agents_and_a_killed_coordinator_cost_no_step_and_no_byte(tmp_path: Path) -> None:
@@ -149,15 +149,14 @@ def test_an_agent_that_is_asked_to_end_takes_its_training_along_and_says_so(tmp_
         deployment.eventually(lambda: deployment.mirrored(1, job_id) == deployment.stream(1, job_id))
 
 
-def test_a_shim_that_is_killed_fails_the_task_and_its_orphans_are_ended(tmp_path: Path) -> None:
-    with deployed(tmp_path, 1) as deployment:
-        job_id = deployment.submit({"until": "never", "stubborn": True})
-        deployment.training(job_id)
-        (shim,) = launcher.shims(deployment.layout(0).attempt(job_id, 1))
-        launcher.process.send(shim, signal.SIGKILL)
-        job = deployment.until(job_id, lambda job: job["state"] == "failed")
-        assert "RUN022" in {found["code"] for found in job["findings"]}
-        deployment.eventually(lambda: deployment.running(0) == set())
+def test_a_shim_that_is_killed_fails_the_task_and_its_orphans_are_ended(shared: Deployment) -> None:
+    job_id = shared.submit({"until": "never", "stubborn": True})
+    shared.training(job_id)
+    (shim,) = launcher.shims(shared.layout(0).attempt(job_id, 1))
+    launcher.process.send(shim, signal.SIGKILL)
+    job = shared.until(job_id, lambda job: job["state"] == "failed")
+    assert "RUN022" in {found["code"] for found in job["findings"]}
+    shared.eventually(lambda: shared.running(0) == shared.running(1) == set())
 
 
 def test_agents_wait_for_a_coordinator_that_comes_late_without_much_ado(tmp_path: Path) -> None:
@@ -209,17 +208,17 @@ def test_an_agent_whose_state_went_back_in_time_registers_as_a_later_incarnation
         assert len(deployment.client.get("/replicas").json()["items"]) == 1
 
 
-def test_a_burst_of_log_lines_arrives_whole_and_leaves_the_agent_small(tmp_path: Path) -> None:
-    with deployed(tmp_path, 1) as deployment:
-        job_id = deployment.submit({"until": "release", "burst_lines": 200_000})
-        deployment.training(job_id)
-        deployment.eventually(lambda: deployment.stream(0, job_id).count(b"\n") > 200_000)
-        deployment.eventually(lambda: len(deployment.mirrored(0, job_id, limit=1 << 25)) > 20_000_000)
-        (deployment.layout(0).work(job_id) / "release").touch()
-        deployment.until(job_id, lambda job: job["state"] == "succeeded")
-        assert deployment.mirrored(0, job_id, limit=1 << 25) == deployment.stream(0, job_id)
-        agent = psutil.Process(deployment.agents[0].pid)
-        deployment.eventually(lambda: agent.memory_info().rss <= 60 << 20)
+def test_a_burst_of_log_lines_arrives_whole_and_leaves_the_agent_small(shared: Deployment) -> None:
+    job_id = shared.submit({"until": "release", "burst_lines": 200_000})
+    shared.training(job_id)
+    shared.eventually(lambda: shared.stream(0, job_id).count(b"\n") > 200_000)
+    shared.eventually(lambda: len(shared.mirrored(0, job_id, limit=1 << 25)) > 20_000_000)
+    for number in (0, 1):
+        (shared.layout(number).work(job_id) / "release").touch()
+    shared.until(job_id, lambda job: job["state"] == "succeeded")
+    shared.eventually(lambda: shared.mirrored(0, job_id, limit=1 << 25) == shared.stream(0, job_id))
+    agent = psutil.Process(shared.agents[0].pid)
+    shared.eventually(lambda: agent.memory_info().rss <= 60 << 20)
 
 
 def test_a_supervisor_that_is_killed_takes_the_agent_along_but_not_the_training(tmp_path: Path) -> None:
