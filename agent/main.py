@@ -99,7 +99,7 @@ class Agent:
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
         self._delivered = asyncio.Event()
-        self._spoken = self._heard = 0
+        self._spoken = self._heard = self._registrations = 0
         self._facts: Facts | None = None
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
@@ -212,8 +212,15 @@ class Agent:
 
     def _outdated(self, seen: int) -> None:
         """The coordinator has heard a later incarnation of this replica: its state folder went back in time."""
-        self._who = replace(self._who, incarnation=max(seen, self._who.incarnation) + 1)
-        identity.save(self._layout, self._who)
+        self._become(replace(self._who, incarnation=max(seen, self._who.incarnation) + 1))
+
+    def _become(self, who: Identity) -> None:
+        """Be this from now on, and after a restart, if the disk takes it."""
+        self._who = who
+        try:
+            identity.save(self._layout, who)
+        except OSError as error:
+            log.warning("who this replica is cannot be written down", why=error.strerror or str(error))
 
     async def _welcome(self, registered: Registered) -> None:
         if registered.replica_id != self._who.replica_id:
@@ -222,11 +229,11 @@ class Agent:
                 was=self._who.replica_id,
                 now=registered.replica_id,
             )
-            self._who = replace(self._who, replica_id=registered.replica_id)
-            identity.save(self._layout, self._who)
+            self._become(replace(self._who, replica_id=registered.replica_id))
             assert self._echo is not None
             await self._echo.aclose()
             self._echo = await self._serve_echo(self._echo.port)
+        self._registrations += 1
         self._facts_told = None
         self._mirror.ask_again()
         self._tell()
@@ -298,7 +305,8 @@ class Agent:
             telemetry = None
             if now_s - telemetry_s >= self._rhythm.report_s * 0.9:
                 telemetry, telemetry_s = await self._take_reading(), now_s
-            spoken, report = self._spoken, self._compose(telemetry, now_s)
+            spoken, registrations = self._spoken, self._registrations
+            report = self._compose(telemetry, now_s)
             try:
                 reply = await self._coordinator.report(report)
             except NotRegistered:
@@ -312,6 +320,10 @@ class Agent:
                 continue
             backoff.reset()
             murmur.over("reports arrive again")
+            if (
+                registrations != self._registrations
+            ):  # what an earlier coordinator knows says nothing about this one
+                continue
             self._reported_s = now_s
             self._heard = spoken
             self._delivered.set()

@@ -82,7 +82,7 @@ def _tied() -> bool:
 
 
 def _speak() -> None:
-    """Structured lines on stderr, without secrets."""
+    """Structured lines on stderr, without secrets: for a person at a terminal, else JSON like the coordinator's."""
     redactor = Redactor(secrets_of(os.environ))
 
     def mask(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -98,9 +98,9 @@ def _speak() -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             mask,
-            structlog.processors.LogfmtRenderer(
-                key_order=["timestamp", "level", "event"], bool_as_flag=False
-            ),
+            structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ)
+            if sys.stderr.isatty()
+            else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),

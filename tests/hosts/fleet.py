@@ -71,7 +71,7 @@ class Replica:
     @property
     def registered(self) -> bool:
         """Whether it has been registered since it was started."""
-        return "event=registered" in self.said[self.said_before :]
+        return '"event": "registered"' in self.said[self.said_before :]
 
     def up(self, **more: str) -> None:
         """Start the replica; nothing of it may run."""

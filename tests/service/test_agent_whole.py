@@ -185,16 +185,16 @@ def test_a_second_agent_in_the_same_state_folder_is_told_so(tmp_path: Path) -> N
 
 def test_an_agent_whose_state_went_back_in_time_registers_as_a_later_incarnation(tmp_path: Path) -> None:
     with deployed(tmp_path, 1) as deployment:
-        deployment.eventually(lambda: "event=registered" in deployment.log("agent-0"))
+        deployment.eventually(lambda: '"event": "registered"' in deployment.log("agent-0"))
         deployment.end_agent(0)
         path = deployment.layout(0).replica_file
         first = path.read_text()
         for _ in range(2):
             deployment.start_agent(0)
             deployment.eventually(lambda: deployment.agents[0].poll() is None)
-            count = deployment.log("agent-0").count("event=registered")
+            count = deployment.log("agent-0").count('"event": "registered"')
             deployment.eventually(
-                lambda count=count: deployment.log("agent-0").count("event=registered") > count
+                lambda count=count: deployment.log("agent-0").count('"event": "registered"') > count
             )
             deployment.end_agent(0)
         path.write_text(first)
