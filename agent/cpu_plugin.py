@@ -1,6 +1,6 @@
 """Lets Axolotl and DeepSpeed train without a GPU. An Axolotl plugin, named in the rendered config on CPU replicas.
 
-Four things stand in the way of a world larger than one on the CPU, and each is put right here:
+Six things stand in the way of training on the CPU, and each is put right here:
 
 - `axolotl.utils.config.normalize_config` makes the local rank a GPU index (`device_map = {"": 0}`).
 - `accelerate.PartialState` finds no accelerator and believes in a world of one while DeepSpeed is in a
@@ -10,6 +10,9 @@ Four things stand in the way of a world larger than one on the CPU, and each is 
   it lacks the call.
 - DeepSpeed compiles a shared-memory collective for ranks on one machine before it starts: twenty seconds
   and a C++ compiler, for something that replicas in different containers cannot use.
+- Axolotl asks CUDA whether two GPUs reach each other's memory, and fails where torch was built for CUDA
+  and there is no GPU (`axolotl.utils.environment.check_cuda_p2p_support`).
+- Axolotl asks DeepSpeed for NCCL when there is only one process (`axolotl.utils.trainer.setup_deepspeed_env`).
 """
 
 from __future__ import annotations
@@ -29,15 +32,28 @@ class CpuPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no types
         if os.environ.get("AXOLOTL_IS_PREPROCESS") == "1":
             return
         _count_all_processes()
+        environment: Any = importlib.import_module("axolotl.utils.environment")
+        environment.check_cuda_p2p_support = lambda: True
         if cfg.get("deepspeed"):
-            backend: Any = importlib.import_module("deepspeed.comm.torch")
-            backend.build_shm_op = lambda: None
-            backend.TorchBackend.has_all_gather_into_tensor = lambda _backend: False
+            _make_deepspeed_do_without_gpus()
 
     def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
         """The first hook after the config is final and before the model is loaded; loads no dataset."""
         if not preprocess:
             cfg.device_map = {"": "cpu"}
+
+
+def _make_deepspeed_do_without_gpus() -> None:
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None
+    backend.TorchBackend.has_all_gather_into_tensor = lambda _backend: False
+    comm: Any = importlib.import_module("deepspeed.comm")
+    original = comm.init_distributed
+
+    def init_distributed(dist_backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        return original("gloo" if dist_backend == "nccl" else dist_backend, *args, **kwargs)
+
+    comm.init_distributed = init_distributed
 
 
 def _count_all_processes() -> None:

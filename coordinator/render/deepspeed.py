@@ -47,6 +47,12 @@ def deepspeed_values(
             note("train_batch_size", "removed", "DeepSpeed derives it from the micro batch and the world")
         result["zero_force_ds_cpu_optimizer"] = False
         note("zero_force_ds_cpu_optimizer", False, "DeepSpeed's own CPU optimizer would have to be compiled")
+    if "train_batch_size" not in result and "train_micro_batch_size_per_gpu" not in result:
+        result["train_micro_batch_size_per_gpu"] = "auto"
+        note("train_micro_batch_size_per_gpu", "auto", "DeepSpeed wants a batch size; Axolotl's is filled in")
+        if "gradient_accumulation_steps" not in result:
+            result["gradient_accumulation_steps"] = "auto"
+            note("gradient_accumulation_steps", "auto", "Axolotl's is filled in")
     if zero:
         result["zero_optimization"] = zero
     return result, tuple(reasons)

@@ -77,7 +77,7 @@ def environment() -> dict[str, str]:
         "AXOLOTL_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
     }
 

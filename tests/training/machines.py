@@ -64,12 +64,9 @@ class Machine:
                 name.startswith(entry[:-1]) if entry.endswith("*") else name == entry for entry in unset
             )
         }
-        own = {
-            "RANKCALL_ATTEMPT_DIR": str(self.attempt),
-            "PYTHONPATH": str(REPOSITORY),
-            "HF_HUB_OFFLINE": "1",
-        }
-        return kept | self.rendered.environment | own
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        common = {"RANKCALL_ATTEMPT_DIR": str(self.attempt), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        return kept | self.rendered.environment | common | dict(self.own)
 
 
 def demo_submission(demo: Path, *overrides: str, prompts: tuple[str, ...] = ()) -> Submission:

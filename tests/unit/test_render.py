@@ -154,6 +154,12 @@ def test_zero_3_gathers_its_weights_when_it_saves() -> None:
     assert any("stage3_gather" in reason.key for reason in rendered.reasons)
 
 
+def test_settings_without_a_batch_size_get_axolotls() -> None:
+    config = CONFIG.replace("deepspeed_configs/zero2.json", "{zero_optimization: {stage: 1}}")
+    deepspeed = values(render(submission(config), TWO_GPUS, ETH0), "deepspeed.json")
+    assert deepspeed["train_micro_batch_size_per_gpu"] == deepspeed["gradient_accumulation_steps"] == "auto"
+
+
 def test_on_the_cpu_what_only_a_gpu_can_do_is_turned_off_with_a_reason() -> None:
     rendered = render(submission(), TWO_CPUS, ETH0)
     axolotl = values(rendered, "axolotl.yaml")
