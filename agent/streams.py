@@ -19,7 +19,8 @@ from coordinator.core.paths import AttemptFolder
 from coordinator.core.protocol import Append, StreamSize
 from coordinator.core.redact import Redactor
 
-REPORT_BYTES = 512 << 10  # bytes of appends in one report, a request of 0.7 MB; its copies are the peak of our memory
+# Bytes of appends in one report, a request of 0.7 MB; the copies made of it are the peak of the agent's memory.
+REPORT_BYTES = 512 << 10
 _LEAST_SHARE_BYTES = 64 << 10  # what each of many streams gets of a report
 _GUESS_BYTES = 64 << 10  # a stream that long or shorter is sent from 0 without asking for its size first
 _MOST_STREAMS = 256  # of one attempt; more files than that are not streams but a mistake

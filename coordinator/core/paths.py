@@ -69,7 +69,8 @@ def contained(root: Path, relative: str) -> Path:
     base = root.resolve()
     try:
         real = (base / pure).resolve()
-    except (OSError, RuntimeError, UnicodeError) as error:  # a circle of links, a name too long or not a name at all
+    except (OSError, RuntimeError, UnicodeError) as error:
+        # A circle of links, a name that is too long, or not a name at all.
         raise PathRefused(f"{relative!r} cannot be followed: {error}") from None
     if not real.is_relative_to(base) or real == base:
         raise PathRefused(f"{relative!r} leads out of the folder it belongs to")
