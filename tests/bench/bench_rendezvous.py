@@ -172,7 +172,6 @@ def main() -> None:
             bare_app(options.replicas),
             host="127.0.0.1",
             port=options.serve_bare,
-            loop="uvloop",
             log_level="error",
         )
         return
