@@ -91,7 +91,7 @@ def examine(
     data_roots: Sequence[str] = (),
     purpose: Purpose = "check",
 ) -> tuple[Subject | None, list[Finding]]:
-    """As `check`: what the rules looked at (None where a file cannot be read), and what they found."""
+    """As `check`: what the rules looked at (None where the config cannot be read), and what they found."""
     found: list[Finding] = []
     subject = _read(submission, files, facts, tuple(data_roots), purpose, found)
     if subject is not None:
@@ -119,14 +119,14 @@ def _read(
     purpose: Purpose,
     found: list[Finding],
 ) -> Subject | None:
-    """The subject of the rules; None where a file cannot be read. What is wrong with files goes to `found`."""
+    """The subject of the rules; None where the config cannot be read. What is wrong with files goes to `found`."""
     document = _document(submission.config_name, submission.config, frozenset(keys.key_table().keys), found)
     theirs = submission.accelerate
     accelerate_file = (
         _document(theirs.name, theirs.text, accelerate.KEYS, found) if theirs is not None else None
     )
     brought = _brought(submission.deepspeed, found)
-    if document is None or (theirs is not None and accelerate_file is None):
+    if document is None:
         return None
     try:
         settings = yaml.apply_overrides(document.values, submission.overrides)

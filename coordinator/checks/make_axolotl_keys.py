@@ -29,6 +29,8 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
 TABLE = Path(__file__).with_name("axolotl_keys.json")
+# Wants a package that is not installed with Axolotl; read in its source (integrations/llm_compressor/args.py).
+_NOT_IMPORTABLE = {"axolotl.integrations.llm_compressor.LLMCompressorPlugin": {"llmcompressor": "any"}}
 _BOUNDS = ("ge", "gt", "le", "lt")
 # Set by Axolotl itself, never by a user: a config that sets them is not a typing error either.
 _INTERNAL = ("capabilities", "env_capabilities")
@@ -151,7 +153,7 @@ def _plugins(table: _Table) -> dict[str, dict[str, Any]]:
     from axolotl import integrations
     from axolotl.integrations.base import BasePlugin
 
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {name: dict(keys) for name, keys in _NOT_IMPORTABLE.items()}
     for module in pkgutil.iter_modules(integrations.__path__, "axolotl.integrations."):
         try:
             package = importlib.import_module(module.name)

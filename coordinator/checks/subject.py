@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -249,7 +248,3 @@ def shown(value: object) -> str:
         except ValueError:  # more digits than Python will print
             written = "a huge number"
     return written if len(written) <= SHOWN_CHARACTERS else written[: SHOWN_CHARACTERS - 1] + "…"
-
-
-def same_file(one: str, other: str) -> bool:
-    return posixpath.normpath(one) == posixpath.normpath(other)
