@@ -79,10 +79,9 @@ def _write_worst(grid: LinkGrid) -> None:
             for link in ordered[:_WORST]
         ),
     )
-    good = sum(link.state == "ok" for link in ordered)
     left = len(ordered) - min(len(ordered), _WORST)
     write(
-        f"{good} of {len(ordered)} links are good"
+        f"{grid.good} of {len(ordered)} links are good"
         + (f"; {left} more than these are not shown" if left else "")
     )
 

@@ -273,12 +273,18 @@ class RoundView(View):
 
 
 class LinkGrid(View):
-    """What the handshake of one attempt found: `state` is that of its tcp stage, `links` has both directions of each."""
+    """What the handshake of one attempt found: `state` is that of its tcp stage, `links` has both directions of each.
+
+    `good`, `failed` and `untested` count all links, also where only the worst were asked for.
+    """
 
     attempt: int
     state: Literal["waiting", "running", "passed", "failed", "skipped"] = "waiting"
     replicas: tuple[LinkEndView, ...] = ()
     links: tuple[LinkView, ...] = ()
+    good: int = 0
+    failed: int = 0
+    untested: int = 0
     rounds: tuple[RoundView, ...] = ()
 
 

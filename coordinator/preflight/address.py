@@ -51,26 +51,47 @@ def settle(
     """Of all addresses that were tried, the one of each replica that most peers reached.
 
     All of one family, so that the training's processes find each other: the family with which most links
-    work, IPv4 where they tie. Among equals the first offered. A replica that nobody reached keeps its first
-    offer of that family, so that the findings speak of an address.
+    work, IPv4 where they tie. Among equals the first offered; among equals that not all peers reached, the one
+    most like theirs, so that the findings speak of the network the replicas share. A replica that nobody
+    reached keeps an offer of that family all the same.
     """
-    reached: dict[tuple[str, str], int] = {}
+    seen: dict[tuple[str, str], tuple[int, int]] = {}
     for result in results.values():
         for link in result.links:
-            key = (link.replica_id, link.address)
-            reached[key] = reached.get(key, 0) + link.ok
+            ok, tried = seen.get((link.replica_id, link.address), (0, 0))
+            seen[link.replica_id, link.address] = (ok + link.ok, tried + 1)
+
+    def worth(replica: str, address: Address) -> tuple[int, int]:
+        ok, tried = seen.get((replica, address.address), (0, 0))
+        return ok, 0 if ok == tried else _kinship(replica, address, offered)
 
     def best(replica: str, family: str) -> tuple[int, Address | None]:
         mine = [address for address in offered[replica] if address.family == family]
         if not mine:
             return 0, None
-        first = max(mine, key=lambda address: reached.get((replica, address.address), 0))
-        return reached.get((replica, first.address), 0), first
+        first = max(mine, key=lambda address: worth(replica, address))
+        return seen.get((replica, first.address), (0, 0))[0], first
 
     totals = {family: sum(best(r, family)[0] for r in offered) for family in ("ipv4", "ipv6")}
     usable = {family: sum(best(r, family)[1] is not None for r in offered) for family in totals}
     family = max(totals, key=lambda name: (usable[name] == len(offered), totals[name], name == "ipv4"))
     return {r: chosen for r in offered if (chosen := best(r, family)[1]) is not None}
+
+
+def _kinship(replica: str, address: Address, offered: Mapping[str, Sequence[Address]]) -> int:
+    """Leading bits that an address has in common with the nearest one of each peer, in sum."""
+    return sum(
+        max((_common_bits(address, other) for other in others), default=0)
+        for peer, others in offered.items()
+        if peer != replica
+    )
+
+
+def _common_bits(one: Address, other: Address) -> int:
+    first, second = _parsed(one), _parsed(other)
+    if first is None or second is None or first.version != second.version:
+        return 0
+    return first.max_prefixlen - (int(first) ^ int(second)).bit_length()
 
 
 def used(chosen: Mapping[str, Address], results: Mapping[str, TcpResult]) -> Mapping[str, TcpResult]:

@@ -7,6 +7,7 @@ Called by `api/preflights.py`. Every ordered pair of ranks has a cell; what was 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from coordinator.attempt import AttemptState, Round, Seat
@@ -33,6 +34,7 @@ def grid(attempt: AttemptState, results: Mapping[str, TcpResult], *, worst: int 
         worst: only so many links, the worst first; None: all of them.
     """
     cells = _cells(attempt, results)
+    states = Counter(cell.state for cell in cells)
     if worst is not None:
         cells = worst_first(cells)[:worst]
     tcp = next((record for record in attempt.stages if record.stage is Stage.TCP), None)
@@ -41,6 +43,9 @@ def grid(attempt: AttemptState, results: Mapping[str, TcpResult], *, worst: int 
         state=tcp.state if tcp else "waiting",
         replicas=tuple(_end(seat, results) for seat in attempt.seats),
         links=tuple(cells),
+        good=states["ok"],
+        failed=states["failed"],
+        untested=states["unknown"],
         rounds=tuple(_round(one, at, attempt) for at, one in enumerate(attempt.rounds)),
     )
 

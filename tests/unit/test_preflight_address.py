@@ -99,6 +99,24 @@ def test_the_family_in_which_the_links_work_is_settled_on_for_all() -> None:
     }
 
 
+def test_of_addresses_that_not_all_peers_reach_the_one_in_the_peers_network_is_spoken_of() -> None:
+    offered = {
+        "a": offers(replica("10.77.1.1%eth0", "10.88.0.1%eth1")),
+        "b": offers(replica("10.88.0.2%eth1", "10.77.1.2%eth0")),
+        "c": offers(replica("10.77.1.3%eth0")),
+    }
+    results = {
+        "a": reached(("b", "10.88.0.2", True), ("b", "10.77.1.2", True), ("c", "10.77.1.3", True)),
+        "b": reached(("a", "10.77.1.1", True), ("a", "10.88.0.1", True), ("c", "10.77.1.3", False)),
+        "c": reached(("a", "10.77.1.1", True), ("b", "10.88.0.2", False), ("b", "10.77.1.2", False)),
+    }
+    assert {name: address.interface for name, address in settle(offered, results).items()} == {
+        "a": "eth0",
+        "b": "eth0",
+        "c": "eth0",
+    }
+
+
 def test_where_nothing_was_reached_the_first_offer_stays() -> None:
     offered = {"a": offers(replica("10.0.0.1%eth0", "10.1.0.1%eth1")), "b": offers(replica("10.0.0.2%eth0"))}
     assert settle(offered, {})["a"].address == "10.0.0.1"

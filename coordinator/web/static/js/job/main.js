@@ -13,6 +13,7 @@ import { artifacts } from "./artifacts.js";
 import { attempts, attemptShown } from "./attempts.js";
 import { Chart } from "./chart.js";
 import { explain, findings } from "./findings.js";
+import { Links } from "./links.js";
 import { LogView } from "./log.js";
 import { members } from "./members.js";
 import { phase, training } from "./progress.js";
@@ -28,6 +29,7 @@ const series = new Series();
 // Agents report each two seconds.
 const REPLICAS_MS = 3000;
 let chart = null;
+let links = null;
 let log = null;
 
 function show() {
@@ -51,7 +53,9 @@ function show() {
   part("answers", job.comparison.length > 0, () => answers(job.comparison));
   part("artifacts", job.artifacts.length > 0, () => artifacts(job, state.replicas));
   fill(place("members"), replicaRows(members(job, attempt, state.replicas)));
-  place("log-section").hidden = attempt === null;
+  links.follow(attempt);
+  // A preflight runs nothing that writes a log.
+  place("log-section").hidden = attempt === null || job.kind === "preflight";
   log.follow(job, attempt);
 }
 
@@ -109,6 +113,7 @@ function follow() {
 async function begin() {
   top(() => chart?.recolour());
   chart = new Chart(place("chart"), series);
+  links = new Links(place, id);
   log = new LogView(place("log"), place("log-tools"), id);
   listen(document.body, {
     cancel: () => act("cancel", state.job).then(soon),

@@ -3,7 +3,7 @@
 import { now } from "../shared/api.js";
 import { el, plain } from "../shared/dom.js";
 import { between, count, duration, ticking } from "../shared/format.js";
-import { mark, STAGES, TERMINAL } from "../shared/states.js";
+import { mark, stagesOf, TERMINAL } from "../shared/states.js";
 import { figures } from "./figures.js";
 
 const NAMES = {
@@ -27,7 +27,7 @@ const WORDS = {
 /** Before the first attempt only gathering happens, and the job's verdict tells of it. */
 function withoutAttempt(job) {
   const first = job.state === "cancelled" ? "skipped" : job.state === "failed" ? "failed" : "running";
-  return STAGES.map((stage) => ({
+  return stagesOf(job).map((stage) => ({
     stage,
     state: stage === "gather" ? first : "waiting",
     started_at: stage === "gather" && first === "running" ? job.created_at : null,

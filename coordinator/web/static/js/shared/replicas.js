@@ -66,6 +66,12 @@ function share(part, whole) {
   return typeof part === "number" && whole ? part / whole : null;
 }
 
+/** How far its clock is off; nothing where that is no more than a report's way. */
+function clock(offset) {
+  if (typeof offset !== "number" || Math.abs(offset) < 0.5) return null;
+  return `${duration(Math.abs(offset))} ${offset > 0 ? "ahead of" : "behind"} the coordinator's`;
+}
+
 function facts(replica) {
   const known = replica.facts;
   if (!known) return null;
@@ -82,6 +88,7 @@ function facts(replica) {
       `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)} · ${disk.path}`,
     ]),
     ...Object.entries(known.leftovers ?? {}).map(([name, value]) => [`${name} (scrubbed)`, value]),
+    ["Clock", clock(replica.clock_offset_s)],
     ["Agent memory", replica.telemetry?.agent_rss_bytes ? bytes(replica.telemetry.agent_rss_bytes) : null],
     ["Agent starts", count(replica.incarnation)],
     ["Replica", replica.id],

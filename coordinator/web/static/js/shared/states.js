@@ -5,6 +5,11 @@ import { el, icon } from "./dom.js";
 
 export const STAGES = ["gather", "match", "tcp", "collective", "prepare", "train", "collect", "compare"];
 
+/** The stages of a job: a preflight ends after the collective. */
+export function stagesOf(job) {
+  return job.kind === "preflight" ? STAGES.slice(0, 4) : STAGES;
+}
+
 const ICONS = {
   queued: "queued",
   waiting: "waiting",
@@ -31,10 +36,11 @@ export function badge(state, words = state) {
   return el("span", { class: "badge", "data-state": state }, words);
 }
 
-/** Eight dots: how far a job has come. */
+/** A dot for each stage: how far a job has come. */
 export function dots(job) {
-  const here = STAGES.indexOf(job.stage);
-  const states = STAGES.map((_, index) => {
+  const all = stagesOf(job);
+  const here = all.indexOf(job.stage);
+  const states = all.map((_, index) => {
     if (job.state === "succeeded" || index < here) return "passed";
     if (index > here) return "waiting";
     return (
@@ -43,8 +49,8 @@ export function dots(job) {
   });
   const words =
     job.state === "succeeded"
-      ? "all eight stages done"
-      : `stage ${here + 1} of ${STAGES.length}: ${job.stage}`;
+      ? `all ${all.length} stages done`
+      : `stage ${here + 1} of ${all.length}: ${job.stage}`;
   return el(
     "span",
     { class: "dots", role: "img", "aria-label": words, title: words },
