@@ -2,7 +2,8 @@
 ARG BASE=axolotlai/axolotl-cloud-uv:main-py3.11-cu130-2.9.1
 FROM ${BASE}
 
-# tini passes signals on and reaps what a training leaves behind
+# tini passes signals on and reaps what a training leaves behind; its version is the base image's business
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends tini \
     && rm -rf /var/lib/apt/lists/*
