@@ -230,6 +230,25 @@ def test_the_probe_ends_within_its_task_however_many_links_are_dead() -> None:
     asyncio.run(run())
 
 
+def test_an_address_that_is_silent_is_given_up_soon_once_another_of_that_replica_answered() -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def run() -> None:
+        server = await echo.serve(PEER)
+        async with served(never) as port:
+            began = time.monotonic()
+            limits = replace(LIMITS, still_s=5.0, spare_s=0.3)
+            targets = (target(port), target(server.port, "::1"))
+            silent, good = (await tcp.probe(task(*targets), ME, limits)).links
+            assert time.monotonic() - began < 2.0
+        await server.aclose()
+        assert good.ok
+        assert (silent.fault, silent.tries) == (Fault.SILENT, 1)
+
+    asyncio.run(run())
+
+
 def test_the_first_port_nobody_holds_becomes_the_rendezvous_port_and_holders_are_named() -> None:
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:

@@ -4,7 +4,7 @@
 import { el, plain } from "../shared/dom.js";
 import { plural } from "../shared/format.js";
 import { jobPage } from "../shared/site.js";
-import { mark, STAGES, TERMINAL } from "../shared/states.js";
+import { mark, stagesOf, TERMINAL } from "../shared/states.js";
 
 // A lamp a replica, as long as they can be told apart.
 const MOST_LAMPS = 64;
@@ -52,7 +52,7 @@ function doing(jobs) {
         { key: job.id, class: "muted" },
         "Running ",
         el("a", { href: jobPage(job.id) }, plain(job.name || job.id)),
-        `, stage ${STAGES.indexOf(job.stage) + 1} of ${STAGES.length}: ${job.stage}.`,
+        `, stage ${stagesOf(job).indexOf(job.stage) + 1} of ${stagesOf(job).length}: ${job.stage}.`,
       ),
     ),
     queued > 0 && el("p", { class: "muted" }, `${plural(queued, "job")} waiting in the queue.`),
