@@ -109,6 +109,7 @@ class AttemptState(Message):
     free_ports: tuple[int | None, ...] = ()
     rounds: tuple[Round, ...] = ()
     unheard_since: float | None = None
+    echo_since: float | None = None
     result_folder: str | None = None
     comparison: tuple[ComparedAnswer, ...] = ()
 

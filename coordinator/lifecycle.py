@@ -328,7 +328,11 @@ def _ended_when_clean(attempt: AttemptState, snapshot: Snapshot) -> AttemptState
     waited_s = snapshot.now_at - (attempt.ended_at or snapshot.now_at)
     for seat in attempt.seats:
         replica = snapshot.replicas.get(seat.replica_id)
-        if replica is None or (replica.silent_s > GONE_IN_HANDSHAKE_S and waited_s > ENDING_LIMIT_S):
+        if replica is None:
+            continue
+        gone = replica.silent_s > GONE_IN_HANDSHAKE_S
+        # One that was gone before has not even heard that it should end: it will when it comes back.
+        if gone and (waited_s > ENDING_LIMIT_S or replica.silent_s - waited_s > GONE_IN_HANDSHAKE_S):
             continue
         if attempt.id in replica.holding or replica.attempt_id == attempt.id:
             return attempt

@@ -43,6 +43,8 @@ class Stop(Exception):
 PREFLIGHT_STAGES = frozenset({Stage.MATCH, Stage.TCP, Stage.COLLECTIVE})
 # Not enough replicas in time; a stage not finished in time (`core/catalogue/sys.py`).
 DEADLINE_CODES = frozenset({"SYS001", "SYS004"})
+# A replica that went away during the handshake says nothing about the links: the job failed, not its preflight.
+GONE_CODE = "SYS003"
 
 
 def of_job(job: JobView) -> Exit:
@@ -53,7 +55,8 @@ def of_job(job: JobView) -> Exit:
         return Exit.CANCELLED
     if job.state != "failed":
         return Exit.RUNNING
-    if job.stage in PREFLIGHT_STAGES:
+    gone = any(finding.code == GONE_CODE and finding.stage == job.stage for finding in job.findings)
+    if job.stage in PREFLIGHT_STAGES and not (gone and job.kind == "train"):
         return Exit.PREFLIGHT
     late = {finding.stage for finding in job.findings if finding.code in DEADLINE_CODES}
     return Exit.DEADLINE if job.stage in late else Exit.FAILED

@@ -9,16 +9,20 @@ from pydantic import JsonValue
 from coordinator.attempt import AttemptState, Observed
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage, TaskReport
+from coordinator.stages.first_failure import failures, in_order, lost
 from coordinator.stages.verdict import PENDING, Verdict, carried, reports_of
 
 # A training that ended while the coordinator was away reports its end before its progress has been mirrored.
 UNHEARD_S = 60.0
+# Where a rank failed only because another went away, how long that one has to say what befell it: an agent that
+# was killed together with its rank is back in a second or two, and in some more on a busy machine.
+LAST_WORDS_S = 15.0
 
 
 def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
     """Every replica has the same prepared data."""
     reports = reports_of(attempt, members, Stage.PREPARE)
-    failed = _failed_runs(members, reports, Stage.PREPARE)
+    failed = in_order(failures(members, reports, Stage.PREPARE))
     if failed:
         return Verdict("failed", failed[0].message, failed)
     if any(report is None or report.state == "running" for report in reports):
@@ -45,12 +49,19 @@ def judge_train(
 ) -> Verdict:
     """All ranks trained together to the end: one world, the same steps, exit 0 everywhere."""
     reports = reports_of(attempt, members, Stage.TRAIN)
-    failed = _failed_runs(members, reports, Stage.TRAIN)
+    failed = failures(members, reports, Stage.TRAIN)
     apart = _training_apart(attempt, starts)
+    under_way = any(report is None or report.state == "running" for report in reports)
+    if failed and not apart and under_way and all(failure.echo for failure in failed):
+        if attempt.echo_since is None:
+            return Verdict("pending", updates={"echo_since": at})
+        if at - attempt.echo_since <= LAST_WORDS_S:
+            return PENDING
+        failed = (*lost(members, reports, Stage.TRAIN), *failed)
     if failed or apart:
-        findings = (*apart, *failed)
+        findings = (*apart, *in_order(failed))
         return Verdict("failed", findings[0].message, findings, retryable=not apart)
-    if any(report is None or report.state == "running" for report in reports):
+    if under_way:
         return PENDING
     silent = sorted(set(range(attempt.world_size)) - {start.rank for start in starts})
     if silent and attempt.unheard_since is None:
@@ -80,32 +91,6 @@ def _raw_output(report: TaskReport | None) -> JsonValue:
 def _output(report: TaskReport | None) -> dict[str, JsonValue]:
     output = _raw_output(report)
     return output if isinstance(output, dict) else {}
-
-
-def _failed_runs(
-    members: Sequence[Observed], reports: Sequence[TaskReport | None], stage: Stage
-) -> tuple[Finding, ...]:
-    """A finding for each rank whose process failed; what the agent found itself comes first."""
-    found: list[Finding] = []
-    for rank, (member, report) in enumerate(zip(members, reports, strict=True)):
-        if report is None or report.state != "failed":
-            continue
-        own = tuple(f.model_copy(update={"replica": f.replica or member.replica_id}) for f in report.findings)
-        found.extend(own)
-        result = report.result if isinstance(report.result, RunResult) else RunResult()
-        if any(f.severity == "error" for f in own):
-            continue
-        how = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
-        found.append(
-            finding(
-                "RUN001",
-                f"{stage.value} failed on rank {rank} ({member.name}) with {how}.",
-                stage=stage,
-                replica=member.replica_id,
-                evidence={"exit_code": result.exit_code, "signal": result.signal, "tail": list(result.tail)},
-            )
-        )
-    return tuple(found)
 
 
 def _training_apart(attempt: AttemptState, starts: Sequence[ProgressRecord]) -> tuple[Finding, ...]:

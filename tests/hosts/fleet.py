@@ -115,10 +115,9 @@ class Replica:
         return [command_line(pid) for pid in sorted(everything) if exists(pid)]
 
     def pid_of(self, *words: str) -> int | None:
-        """The process on this host whose command line holds these words one after another."""
-        wanted = "\0".join(words)
-        found = [pid for pid in self.host.pids() if wanted in _arguments(pid) and exists(pid)]
-        return min(found, default=None)
+        """The process on this host whose command line is these words."""
+        wanted = "".join(f"{word}\0" for word in words)
+        return next((pid for pid in self.host.pids() if _arguments(pid) == wanted and exists(pid)), None)
 
     def run(self, *arguments: str, folder: Path | None = None, within_s: float = 300.0) -> Ran:
         """The `rankcall` command on this host, as somebody with a shell in the container types it."""

@@ -113,6 +113,7 @@ def test_figures_are_words() -> None:
         ("failed", Stage.GATHER, ("SYS001",), Exit.DEADLINE),
         ("failed", Stage.PREPARE, ("SYS004",), Exit.DEADLINE),
         ("failed", Stage.COLLECTIVE, ("SYS004",), Exit.PREFLIGHT),
+        ("failed", Stage.TCP, ("SYS003",), Exit.FAILED),
     ],
 )
 def test_the_most_specific_exit_code_wins(
