@@ -138,9 +138,18 @@ def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
         own = Path("/proc", str(pid))
         if any(f"{entry.readlink()}".startswith("/dev/nvidia") for entry in (own / "fd").iterdir()):
-            words = (own / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
-            return words[:_COMMAND_CHARACTERS]
+            return _program((own / "cmdline").read_bytes().decode(errors="replace").split("\0"))
     return ""
+
+
+def _program(argv: Sequence[str]) -> str:
+    """What runs, without its options: they may hold secrets. E.g. "python train.py", "python -m vllm.entrypoints"."""
+    words = [Path(argv[0]).name]
+    if len(argv) > 2 and argv[1] == "-m":
+        words += argv[1:3]
+    elif len(argv) > 1 and not argv[1].startswith("-"):
+        words.append(argv[1])
+    return " ".join(words)[:_COMMAND_CHARACTERS].strip()
 
 
 def _telemetry(index: int, handle: Any) -> GpuTelemetry:
