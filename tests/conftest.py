@@ -1,8 +1,21 @@
-"""What holds for all tests: properties are judged by their truth, not by how busy the machine is."""
+"""How the tests are spread over processes (`pytest -n 3 --dist loadgroup`, as tests/run does).
+
+A file stays in one process: its fixtures are made once. What makes network interfaces and what drives a
+browser take turns, because a browser drops its connections when the machine's interfaces change. What trains
+takes turns too: two trainings at once on two cores measure nothing but each other.
+"""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from pathlib import Path
 
-settings.register_profile("rankcall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("rankcall")
+import pytest
+
+TESTS = Path(__file__).parent
+TAKE_TURNS = {"hosts": "interfaces", "browser": "interfaces", "training": "training"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        item.add_marker(pytest.mark.xdist_group(TAKE_TURNS.get(folder, item.path.stem)))
