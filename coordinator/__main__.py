@@ -57,8 +57,7 @@ def main() -> int:
     """Serves until told to stop; returns the exit code."""
     try:
         settings = Settings.from_environment()
-        tokens = (settings.token, settings.viewer_token)
-        journal.start(token.get_secret_value() for token in tokens if token is not None)
+        journal.start(token.get_secret_value() for token in settings.secrets().values())
         _allow_many_connections()
         with (
             bound(settings.bind_host, settings.port) as listener,

@@ -35,6 +35,7 @@ from coordinator.controller import Controller
 from coordinator.intake import Intake
 from coordinator.relay import Relay
 from coordinator.roster import Roster
+from coordinator.sessions import Sessions, digest
 from coordinator.settings import Settings
 from coordinator.store import Store
 from coordinator.submissions import Submissions
@@ -89,7 +90,7 @@ async def serving(settings: Settings, meters: Meters) -> AsyncIterator[Services]
     """Opens what the routes work with, runs the controller, and closes everything in the reverse order."""
     store = await asyncio.to_thread(Store.open, settings.store_url)
     try:
-        roster, broadcast = Roster(), Broadcast()
+        roster, broadcast = Roster(_join_keys(settings)), Broadcast()
         controller = Controller(store, roster, broadcast)
         await controller.load()
         running = asyncio.create_task(controller.run(), name="controller")
@@ -102,7 +103,7 @@ async def serving(settings: Settings, meters: Meters) -> AsyncIterator[Services]
             controller_task=running,
             broadcast=broadcast,
             relay=Relay(roster),
-            authority=Authority(settings, roster),
+            authority=Authority(settings, roster, Sessions(store)),
             submissions=Submissions(settings, store, roster, controller, broadcast),
             feeds=Feeds(store, roster, broadcast, settings.nodes),
             meters=meters,
@@ -118,6 +119,12 @@ async def serving(settings: Settings, meters: Meters) -> AsyncIterator[Services]
                 await running
     finally:
         await asyncio.to_thread(store.close)
+
+
+def _join_keys(settings: Settings) -> tuple[bytes, ...]:
+    """What replicas' tokens are bound to: the present join token, then the one before while that may still join."""
+    tokens = (settings.token, settings.previous_token)
+    return tuple(digest(token.get_secret_value()) for token in tokens if token is not None) or (b"",)
 
 
 def stop_streaming(app: FastAPI) -> None:

@@ -6,28 +6,24 @@ digests and compared in constant time.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from coordinator.core.problem import ProblemError, problem
+from coordinator.sessions import Sessions, digest, proves
 from coordinator.settings import Settings
 
 SESSION_COOKIE = "rankcall_session"
-# A browser session outlives a night of training, not a rented deployment.
-SESSION_S = 7 * 24 * 3600.0
-# More sessions than any team has; beyond it the oldest one is signed out.
-MOST_SESSIONS = 1024
 
 
 class Role(StrEnum):
     NONE = "none"
     VIEWER = "viewer"
     REPLICA = "replica"
+    JOINER = "joiner"  # has the token before the present one: may join, and nothing else
     ADMIN = "admin"
 
 
@@ -43,8 +39,9 @@ class Principal:
 
     @property
     def actor(self) -> str:
-        """For the audit, e.g. `admin@10.0.0.7` or `replica:r-0123456789`."""
-        return f"replica:{self.replica_id}" if self.replica_id else f"{self.role}@{self.host or 'local'}"
+        """For the audit, e.g. `admin@10.0.0.7` or `replica:r-0123456789@10.0.0.7`."""
+        who = f"replica:{self.replica_id}" if self.replica_id else str(self.role)
+        return f"{who}@{self.host or 'local'}"
 
 
 _ANYBODY = frozenset(Role)
@@ -86,16 +83,11 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("GET", f"{_API}/events"): _READERS,
     ("GET", f"{_API}/watch"): _READERS,
     ("GET", f"{_API}/replicas"): _READERS,
-    ("POST", f"{_API}/replicas"): _ADMIN,
+    ("POST", f"{_API}/replicas"): frozenset({Role.ADMIN, Role.JOINER}),
     ("POST", f"{_API}/replicas/{{replica_id}}/report"): _REPLICA,
     ("GET", f"{_API}/replicas/{{replica_id}}/desired"): _REPLICA,
     ("PUT", f"{_API}/replicas/{{replica_id}}/uploads/{{upload_id}}"): _REPLICA,
 }
-
-
-def digest(secret: str) -> bytes:
-    """What is kept of a secret: its SHA-256. Tokens are long and random, so no salt and no stretching."""
-    return hashlib.sha256(secret.encode()).digest()
 
 
 class ReplicaTokens(Protocol):
@@ -104,55 +96,36 @@ class ReplicaTokens(Protocol):
     def replica_by_token(self, token: str, /) -> tuple[str, int] | None: ...
 
 
-@dataclass(slots=True)
-class Sessions:
-    """Browser sessions, held here and nowhere else: the cookie is a random id, this maps its digest to a role.
-
-    They end with the coordinator's process; a browser then signs in again.
-    """
-
-    _held: dict[bytes, tuple[Role, float]] = field(default_factory=dict)
-
-    def start(self, role: Role, now_at: float) -> str:
-        """A new session's id, for the cookie."""
-        for key in [key for key, (_, until_at) in self._held.items() if until_at <= now_at]:
-            del self._held[key]
-        while len(self._held) >= MOST_SESSIONS:
-            del self._held[next(iter(self._held))]
-        session_id = secrets.token_urlsafe(32)
-        self._held[digest(session_id)] = (role, now_at + SESSION_S)
-        return session_id
-
-    def role(self, session_id: str, now_at: float) -> Role | None:
-        held = self._held.get(digest(session_id))
-        return held[0] if held is not None and held[1] > now_at else None
-
-    def end(self, session_id: str) -> None:
-        self._held.pop(digest(session_id), None)
-
-
 class Authority:
     """Knows the secrets of one coordinator and tells who a request comes from."""
 
-    def __init__(self, settings: Settings, replicas: ReplicaTokens) -> None:
-        self._admin = digest(settings.token.get_secret_value()) if settings.token else None
-        self._viewer = digest(settings.viewer_token.get_secret_value()) if settings.viewer_token else None
+    def __init__(self, settings: Settings, replicas: ReplicaTokens, sessions: Sessions) -> None:
+        self._secrets: dict[Role, bytes] = {
+            role: digest(secret.get_secret_value())
+            for role, secret in (
+                (Role.ADMIN, settings.token),
+                (Role.VIEWER, settings.viewer_token),
+                (Role.JOINER, settings.previous_token),
+            )
+            if secret is not None
+        }
         self._replicas = replicas
-        self.sessions = Sessions()
+        self._sessions = sessions
 
     @property
     def open(self) -> bool:
         """No token is configured: everybody on this machine is the administrator."""
-        return self._admin is None
+        return Role.ADMIN not in self._secrets
 
     def role_of(self, token: str) -> Role | None:
-        """The role of a configured secret; both are compared whatever the first comparison said."""
+        """The role of a configured secret; all are compared whatever the first comparison said."""
         given = digest(token)
-        admin = self._admin is not None and hmac.compare_digest(given, self._admin)
-        viewer = self._viewer is not None and hmac.compare_digest(given, self._viewer)
-        return Role.ADMIN if admin else Role.VIEWER if viewer else None
+        found = [role for role, secret in self._secrets.items() if hmac.compare_digest(given, secret)]
+        return found[0] if found else None
 
-    def identify(self, bearer: str | None, session_id: str | None, host: str, now_at: float) -> Principal:
+    async def identify(
+        self, bearer: str | None, session_id: str | None, host: str, now_at: float
+    ) -> Principal:
         """Who sends `bearer` or `session_id`.
 
         Raises:
@@ -167,10 +140,32 @@ class Authority:
                 raise unauthenticated("The token is not known to this coordinator.")
             return Principal(role, host)
         if session_id is not None:
-            role = self.sessions.role(session_id, now_at)
+            role = await self._role_in_session(session_id, now_at)
             if role is not None:
                 return Principal(role, host, by_session=True)
         return Principal(Role.ADMIN if self.open else Role.NONE, host)
+
+    async def sign_in(self, token: str, now_at: float) -> tuple[Role, str]:
+        """A session for whoever has this token: its role and its id.
+
+        Raises:
+            ProblemError: 401 for a token that is nobody's.
+        """
+        role = Role.ADMIN if self.open else self.role_of(token)
+        if role not in (Role.ADMIN, Role.VIEWER):
+            raise unauthenticated("The token is not known to this coordinator.")
+        return role, await self._sessions.start(role.value, self._secrets.get(role, b""), now_at)
+
+    async def sign_out(self, session_id: str) -> bool:
+        return await self._sessions.end(session_id)
+
+    async def _role_in_session(self, session_id: str, now_at: float) -> Role | None:
+        """The role a session stands for, as long as the token that made it is the one that is configured."""
+        session = await self._sessions.find(session_id, now_at)
+        if session is None:
+            return None
+        role = Role(session.role)
+        return role if proves(session, session_id, self._secrets.get(role, b"")) else None
 
 
 def authorise(principal: Principal, allowed: frozenset[Role], replica_id: str | None) -> None:

@@ -27,7 +27,7 @@ from coordinator.core.protocol import (
     StreamSize,
     TaskReport,
 )
-from coordinator.roster import ALIVE_WITHIN_S, Presence, Roster, hash_token
+from coordinator.roster import ALIVE_WITHIN_S, Presence, Roster
 from coordinator.store import Store, queries, rows, streams
 
 log = structlog.get_logger(__name__)
@@ -60,8 +60,13 @@ class Intake:
 
     # --- registration
 
-    async def register(self, registration: Registration, peer_host: str) -> Registered:
+    async def register(
+        self, registration: Registration, peer_host: str, *, joined_with_previous: bool = False
+    ) -> Registered:
         """Enter a replica and issue its token; repeating it issues another and ends the one before.
+
+        Args:
+            joined_with_previous: the token before the present one was shown; the replica's own ends with that one.
 
         Raises:
             Stale: a later incarnation of the same replica is registered.
@@ -79,7 +84,7 @@ class Intake:
         presence = Presence(
             registration=registration,
             incarnation=registration.incarnation,
-            token_hash=hash_token(token),
+            token_hash=self._roster.hashed(token, joined_with_previous=joined_with_previous),
             registered_at=now_at(),
             heard_s=monotonic_s(),
         )

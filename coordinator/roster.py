@@ -34,9 +34,12 @@ ALIVE_WITHIN_S = 10.0
 CLOCK_READINGS = 8
 
 
-def hash_token(token: str) -> str:
-    """What is stored of a token. Tokens are 192 random bits, so a plain hash keeps them."""
-    return hashlib.sha256(token.encode()).hexdigest()
+def hash_token(token: str, key: bytes = b"") -> str:
+    """What is stored of a replica's token: 192 random bits, hashed under the join token it was issued for.
+
+    So a changed join token ends all that was issued for the one before, and nothing in the store helps to guess it.
+    """
+    return hmac.digest(key, token.encode(), "sha256").hex()
 
 
 @dataclass(slots=True, eq=False)
@@ -85,9 +88,15 @@ def as_known(row: rows.Replica) -> Presence:
 
 
 class Roster:
-    """The replicas that registered, by id and by token."""
+    """The replicas that registered, by id and by token.
 
-    def __init__(self) -> None:
+    Args:
+        keys: digests of the join tokens in force, the present one first; a replica's token is bound to one of them.
+
+    """
+
+    def __init__(self, keys: tuple[bytes, ...] = (b"",)) -> None:
+        self._keys = keys
         self._presences: dict[str, Presence] = {}
         self._by_token: dict[str, str] = {}
         self._closing = False
@@ -113,14 +122,18 @@ class Roster:
 
     def replica_by_token(self, token: str) -> tuple[str, int] | None:
         """Whose token this is: (replica id, incarnation it was issued to); None for no one's."""
-        hashed = hash_token(token)
-        replica_id = self._by_token.get(hashed)
-        if replica_id is None:
-            return None
-        presence = self._presences[replica_id]
-        if not hmac.compare_digest(presence.token_hash, hashed):
-            return None
-        return replica_id, presence.incarnation
+        for key in self._keys:
+            hashed = hash_token(token, key)
+            replica_id = self._by_token.get(hashed)
+            if replica_id is not None:
+                presence = self._presences[replica_id]
+                if hmac.compare_digest(presence.token_hash, hashed):
+                    return replica_id, presence.incarnation
+        return None
+
+    def hashed(self, token: str, *, joined_with_previous: bool = False) -> str:
+        """What to store of a token that is issued now, for the join token that was shown."""
+        return hash_token(token, self._keys[-1] if joined_with_previous else self._keys[0])
 
     def alive(self, replica_id: str) -> bool:
         presence = self._presences.get(replica_id)

@@ -40,6 +40,8 @@ class Settings(BaseSettings):
     Attributes:
         token: join and admin secret. None: loopback only.
         viewer_token: a second secret that may only read.
+        previous_token: the join secret before the present one. While it is set, replicas whose environment still
+            has it may join and go on; it administers nothing. Without it they are refused until they have the new one.
         nodes: replicas the deployment has; a job's default.
         host: bind address; None: all addresses with a token, 127.0.0.1 without.
         port: of the API and the page; 0 takes any free one.
@@ -54,6 +56,7 @@ class Settings(BaseSettings):
 
     token: SecretStr | None = None
     viewer_token: SecretStr | None = None
+    previous_token: SecretStr | None = None
     nodes: int | None = Field(default=None, ge=1, le=4096)
     host: str | None = None
     port: int = Field(default=8000, ge=0, le=65535)
@@ -76,25 +79,34 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
-        for name, token in (("RANKCALL_TOKEN", self.token), ("RANKCALL_VIEWER_TOKEN", self.viewer_token)):
+        for name, token in self.secrets().items():
             if token is not None and len(token.get_secret_value()) < SHORTEST_TOKEN:
                 raise ValueError(f"{name} is shorter than {SHORTEST_TOKEN} characters and could be guessed")
         if self.viewer_token is not None and self.token is None:
             raise ValueError("RANKCALL_VIEWER_TOKEN is set but RANKCALL_TOKEN is not; set both or neither")
-        if (
-            self.viewer_token is not None
-            and self.token is not None
-            and self.viewer_token.get_secret_value() == self.token.get_secret_value()
-        ):
+        if self.previous_token is not None and self.token is None:
+            raise ValueError("RANKCALL_PREVIOUS_TOKEN is set but RANKCALL_TOKEN is not; set both or neither")
+        if self.viewer_token is not None and self.viewer_token == self.token:
             raise ValueError(
                 "RANKCALL_VIEWER_TOKEN equals RANKCALL_TOKEN; a viewer would be an administrator"
             )
+        if self.previous_token is not None and self.previous_token in (self.token, self.viewer_token):
+            raise ValueError("RANKCALL_PREVIOUS_TOKEN equals a token that is in force; leave it out")
         if self.token is None and self.host is not None and not is_loopback(self.host):
             raise ValueError(
                 f"RANKCALL_HOST={self.host} would serve without a token to everybody who reaches it; "
                 "set RANKCALL_TOKEN, or leave RANKCALL_HOST out to serve this machine only"
             )
         return self
+
+    def secrets(self) -> dict[str, SecretStr]:
+        """The secrets that are set, by the name of their variable."""
+        named = {
+            "RANKCALL_TOKEN": self.token,
+            "RANKCALL_VIEWER_TOKEN": self.viewer_token,
+            "RANKCALL_PREVIOUS_TOKEN": self.previous_token,
+        }
+        return {name: token for name, token in named.items() if token is not None}
 
     @property
     def open_on_loopback(self) -> bool:

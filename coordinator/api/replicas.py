@@ -16,6 +16,7 @@ from coordinator.api.examples import REGISTRATION, REPORT
 from coordinator.api.problems import parsed, responses
 from coordinator.api.routing import Guarded, Lean, peer_host, principal_of
 from coordinator.api.services import ServicesDep, services_of
+from coordinator.auth import Role
 from coordinator.core.problem import ProblemError, problem
 from coordinator.core.protocol import Desired, Registered, Registration, Report, ReportReply
 from coordinator.core.views import ReplicaPage
@@ -121,7 +122,9 @@ async def register(request: Request) -> Response:
     """An agent introduces its replica with the join token and gets a token of its own, bound to its incarnation."""
     given = await parsed(request, Registration)
     try:
-        registered = await services_of(request).intake.register(given, peer_host(request))
+        registered = await services_of(request).intake.register(
+            given, peer_host(request), joined_with_previous=principal_of(request).role is Role.JOINER
+        )
     except (Stale, Unknown) as refusal:
         raise _fenced(refusal) from None
     return Response(registered.model_dump_json(), 201, media_type=JSON)

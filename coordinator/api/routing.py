@@ -42,10 +42,12 @@ def bearer_of(request: Request) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
-def _admit(request: Request, allowed: frozenset[Role]) -> None:
+async def _admit(request: Request, allowed: frozenset[Role]) -> None:
     bearer = bearer_of(request)
     session_id = request.cookies.get(SESSION_COOKIE) if bearer is None else None
-    principal = services_of(request).authority.identify(bearer, session_id, peer_host(request), now_at())
+    principal = await services_of(request).authority.identify(
+        bearer, session_id, peer_host(request), now_at()
+    )
     authorise(principal, allowed, request.path_params.get("replica_id"))
     request.scope[_PRINCIPAL] = principal
 
@@ -61,7 +63,7 @@ class Guarded(APIRoute):
         serve = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            _admit(request, self.allowed)
+            await _admit(request, self.allowed)
             return await serve(request)
 
         return guarded
@@ -77,7 +79,7 @@ class Lean(Guarded):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
             try:
-                _admit(request, self.allowed)
+                await _admit(request, self.allowed)
                 response = await call(request)
             except ProblemError as refusal:
                 response = problem_response(refusal)

@@ -12,10 +12,11 @@ from coordinator.api.answers import Limit, PageCursor, answer, body, position
 from coordinator.api.problems import parsed, responses
 from coordinator.api.routing import Guarded, peer_host, principal_of
 from coordinator.api.services import Services, ServicesDep
-from coordinator.auth import SESSION_COOKIE, SESSION_S, Principal, Role, unauthenticated
+from coordinator.auth import SESSION_COOKIE, Principal
 from coordinator.core.clock import now_at
 from coordinator.core.problem import problem
 from coordinator.core.views import EventPage, Health, SessionView, SignIn
+from coordinator.sessions import SESSION_S
 from coordinator.store import queries
 from coordinator.views_of import event_view
 
@@ -107,10 +108,7 @@ async def session(request: Request, services: ServicesDep) -> Response:
 async def sign_in(request: Request, services: ServicesDep) -> Response:
     """Turns a token into a session that scripts cannot read and other sites cannot use."""
     given = await parsed(request, SignIn)
-    role = Role.ADMIN if services.authority.open else services.authority.role_of(given.token)
-    if role is None:
-        raise unauthenticated("The token is not known to this coordinator.")
-    session_id = services.authority.sessions.start(role, now_at())
+    role, session_id = await services.authority.sign_in(given.token, now_at())
     await _note(services, Principal(role, peer_host(request)), "session.started")
     response = answer(SessionView(role=role.value, open=services.authority.open), 201)
     response.set_cookie(
@@ -127,8 +125,7 @@ async def sign_in(request: Request, services: ServicesDep) -> Response:
 @router.delete("/api/v1/session", status_code=204, tags=["session"], summary="Sign a browser out")
 async def sign_out(request: Request, services: ServicesDep) -> Response:
     session_id = request.cookies.get(SESSION_COOKIE)
-    if session_id is not None:
-        services.authority.sessions.end(session_id)
+    if session_id is not None and await services.authority.sign_out(session_id):
         await _note(services, principal_of(request), "session.ended")
     response = Response(status_code=204)
     response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict", secure=_over_tls(request))

@@ -130,6 +130,15 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    id_sha256: str
+    role: str
+    proof: str
+    started_at: float
+    until_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     id: int
     at: float

@@ -208,6 +208,16 @@ class Artifact(Table, table=True):
     sha256: str
 
 
+class Session(Table, table=True):
+    """A browser that is signed in. `proof` binds the session to the token it was made with (see `sessions.py`)."""
+
+    id_sha256: str = Field(primary_key=True)
+    role: str
+    proof: str
+    started_at: float
+    until_at: float
+
+
 class Event(Table, table=True):
     """Who did what, when, from where (audit), and each change of a job's stage or state."""
 

@@ -130,6 +130,7 @@ def running(
     *,
     token: str | None = TOKEN,
     viewer_token: str | None = VIEWER_TOKEN,
+    previous_token: str | None = None,
     nodes: int | None = 2,
 ) -> Iterator[Coordinator]:
     """A coordinator that serves for the length of a `with` block."""
@@ -137,6 +138,7 @@ def running(
         Settings(
             token=SecretStr(token) if token else None,
             viewer_token=SecretStr(viewer_token) if token and viewer_token else None,
+            previous_token=SecretStr(previous_token) if previous_token else None,
             nodes=nodes,
             state_dir=state_dir,
             host="127.0.0.1",

@@ -264,6 +264,7 @@ PAIRS = [
     (tables.FindingRow, rows.Finding),
     (tables.Artifact, rows.Artifact),
     (tables.Event, rows.Event),
+    (tables.Session, rows.Session),
 ]
 
 

@@ -51,6 +51,7 @@ from coordinator.store.queries.replicas import (
     touch_replicas,
     upsert_replica,
 )
+from coordinator.store.queries.sessions import end_session, insert_session, session
 
 __all__ = [
     "artifact",
@@ -58,6 +59,7 @@ __all__ = [
     "attempt",
     "attempts_of",
     "bundle",
+    "end_session",
     "events_after",
     "events_of",
     "events_page",
@@ -68,6 +70,7 @@ __all__ = [
     "insert_findings",
     "insert_job",
     "insert_metrics",
+    "insert_session",
     "job",
     "job_by_idempotency_key",
     "job_counts",
@@ -81,6 +84,7 @@ __all__ = [
     "replace_artifacts",
     "replica",
     "replicas",
+    "session",
     "set_facts",
     "set_last_rank",
     "set_last_ranks",

@@ -141,6 +141,16 @@ def upgrade() -> None:
     op.create_index(op.f("ix_replica_token_hash"), "replica", ["token_hash"])
 
     op.create_table(
+        "session",
+        sa.Column("id_sha256", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("proof", sa.String(), nullable=False),
+        sa.Column("started_at", sa.Float(), nullable=False),
+        sa.Column("until_at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("id_sha256", name=op.f("pk_session")),
+    )
+
+    op.create_table(
         "stream",
         sa.Column("id", COUNTED, nullable=False),
         sa.Column("attempt_id", sa.String(), nullable=False),
@@ -169,6 +179,7 @@ def downgrade() -> None:
     for table in (
         "task",
         "stream",
+        "session",
         "replica",
         "metric",
         "job_file",
