@@ -54,7 +54,7 @@ class Convergence:
         return self._work.reports if self._work else ()
 
     async def wait_free(self) -> None:
-        """Until nothing that was adopted runs here any more."""
+        """Until no attempt is here; at the start only one that was adopted counts."""
         await self._free.wait()
 
     def shims(self) -> tuple[ProcessId, ...]:
@@ -136,6 +136,7 @@ class Convergence:
     def _attempt(self, attempt_id: str) -> Attempt:
         job_id, _, number = attempt_id.rpartition("-")
         folder = self._layout.attempt(job_id, int(number))
+        self._free.clear()
         folder.streams.mkdir(parents=True, exist_ok=True)
         self._mirror.follow(attempt_id, folder)
         return Attempt(attempt_id, folder, self._around)
@@ -164,7 +165,7 @@ class Convergence:
                 self._mirror.close(attempt_id)
         if left_work or others:
             self._around.news(True)
-        if not held:
+        if self._work is None and not held:
             self._free.set()
         if still:  # hangs in the kernel; it may come out of there
             asyncio.get_running_loop().call_later(MARKS_S, self._changed.set)

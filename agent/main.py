@@ -254,6 +254,9 @@ class Agent:
             self._facts = plain
             self._tell()
             said: dict[str, Any] = await self._warm.torch_facts()
+            while not said.get("torch_asked", True):  # closed before it could answer, because a training began
+                await self._convergence.wait_free()
+                said = await self._warm.torch_facts()
             self._facts = facts.merge(plain, said)
             self._tell()
         except Exception as error:  # facts are wanted, but an agent without them is better than none

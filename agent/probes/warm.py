@@ -33,6 +33,13 @@ class _Gone(Exception):
     """The warm process cannot answer; the argument says why."""
 
 
+class _Closed(_Gone):
+    """It was closed, on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__("the probe process was closed")
+
+
 class WarmProbe:
     """torch in a process of its own, imported once. `python` defaults to RANKCALL_PYTHON or our own."""
 
@@ -40,6 +47,7 @@ class WarmProbe:
         self._python = python or os.environ.get("RANKCALL_PYTHON") or sys.executable
         self._environment = dict(os.environ if environment is None else environment)
         self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()  # starting and closing take a while each, and never overlap
         self._readers: tuple[asyncio.Task[None], ...] = ()
         self._ready: asyncio.Future[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -54,9 +62,12 @@ class WarmProbe:
 
     async def start(self) -> None:
         """Start the process and return at once; torch is imported meanwhile."""
-        if self.pid is not None:
-            return
-        await self.close()
+        async with self._turn:
+            if self.pid is None:
+                await self._close()
+                await self._start()
+
+    async def _start(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
         self._complaint = b""
         try:
@@ -72,16 +83,21 @@ class WarmProbe:
                 start_new_session=True,
             )
         except OSError as problem:
-            self._fail(f"{self._python} cannot be started: {problem.strerror or problem}")
+            self._fail(_Gone(f"{self._python} cannot be started: {problem.strerror or problem}"))
             return
         self._readers = (asyncio.create_task(self._listen()), asyncio.create_task(self._overhear()))
 
     async def torch_facts(self) -> dict[str, Any]:
-        """Keys of `protocol.Facts` that only torch knows. Without torch: `torch_ready` False and why."""
+        """Keys of `protocol.Facts` that only torch knows. Without torch: `torch_ready` False and why.
+
+        `torch_asked` is False when the process was closed meanwhile: nothing is known then.
+        """
         try:
             async with asyncio.timeout(IMPORT_S + FACTS_S):
                 await self._import()
                 return await self._order({"deadline_s": FACTS_S})
+        except _Closed:
+            return {"torch_ready": False, "torch_asked": False}
         except _Gone as gone:
             return {"torch_ready": False, "torch_asked": True, "problems": [str(gone)]}
         except TimeoutError:
@@ -123,6 +139,10 @@ class WarmProbe:
 
     async def close(self) -> None:
         """End the process and all its children, and give their memory back."""
+        async with self._turn:
+            await self._close()
+
+    async def _close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             if process.stdin is not None:
@@ -138,20 +158,21 @@ class WarmProbe:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
         self._readers = ()
-        self._fail("the probe process was closed")
+        self._fail(_Closed())
         self._ready = None
 
     async def _import(self) -> None:
         """Wait until torch is imported, starting the process where there is none."""
         if self.pid is None:
             await self.start()
-        assert self._ready is not None
+        if self._ready is None:
+            raise _Closed
         await asyncio.shield(self._ready)
 
     async def _order(self, order: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         if process is None or process.stdin is None:
-            raise _Gone("the probe process was closed")
+            raise _Closed
         self._orders += 1
         number = self._orders
         self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -183,7 +204,7 @@ class WarmProbe:
             elif (waiting := self._waiting.get(message["id"])) is not None and not waiting.done():
                 waiting.set_result(message["result"])
         await self._process.wait()
-        self._fail(why or self._epitaph(self._process.returncode))
+        self._fail(_Gone(why or self._epitaph(self._process.returncode)))
 
     async def _overhear(self) -> None:
         """Keep the end of what it prints: the only words of an interpreter that cannot even start."""
@@ -197,9 +218,9 @@ class WarmProbe:
         how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
         return f"the probe process ended ({how}){last}"
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: _Gone) -> None:
         """Whoever waits for the process waits no longer."""
         for waiting in (self._ready, *self._waiting.values()):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(_Gone(why))
+                waiting.set_exception(why)
                 waiting.exception()  # nobody may be waiting: that is not worth a warning

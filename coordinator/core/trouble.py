@@ -41,7 +41,7 @@ TROUBLES: Final[tuple[Trouble, ...]] = (
     ),
     _trouble(
         "killed",
-        r"exitcode: -9\b|Signal 9 \(SIGKILL\)|\bKilled\b$|oom-kill",
+        r"exitcode\s*: -9\b|Signal 9 \(SIGKILL\)|\bKilled\b$|oom-kill",
         "A process was killed from outside, most often because the container ran out of host memory.",
         "Give the container more memory, or lower dataset_num_proc and dataloader_num_workers.",
     ),
@@ -228,11 +228,16 @@ TROUBLES: Final[tuple[Trouble, ...]] = (
 
 # What only warns or informs, and the source lines inside a traceback, tell of no failure.
 _HARMLESS = re.compile(r"\[(?:DEBUG|INFO|WARNING)\]|^(?:\[rank\d+\]:)?\s{2,}|Warning: ")
+# Indented all the same: what torchrun says in its summary of how a process ended.
+_OUTCOME = re.compile(r"^\s+(?:exitcode  |traceback) : ")
+# A progress bar ends no line: what is printed next stands right behind it.
+_BAR = re.compile(r"^.*\d+/\d+ \[[^\]]*\]\s?(?=\S)")
 
 
 def trouble_in(line: str) -> Trouble | None:
     """The first kind that this line is of; the special ones come before the general."""
-    if _HARMLESS.search(line):
+    line = _BAR.sub("", line)
+    if _HARMLESS.search(line) and not _OUTCOME.search(line):
         return None
     for trouble in TROUBLES:
         if trouble.pattern.search(line):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fleet import TOKEN, Fleet, Ran, Replica, command_line, environment_of, fleet
-from namespaces import making
+from fleet import PATIENCE_S, TOKEN, Fleet, Ran, Replica, command_line, environment_of, fleet
+from namespaces import MakeHosts, making
 
 from agent import launcher
 from coordinator.core.protocol import ProgressRecord
@@ -23,6 +27,7 @@ pytestmark = [pytest.mark.training, pytest.mark.hosts, pytest.mark.timeout(1800)
 # What a base image may have left in the environment of every process, `rankcall up` included.
 LEFTOVERS = {"WORLD_SIZE": "7", "RANK": "3", "MASTER_ADDR": "bogus"}
 PORT = 29500
+AGENT = (sys.executable, "-m", "agent")
 TRAINING_S = 1200.0  # twenty times what it takes on two free cores
 # Between SIGTERM and the end of `up`: it gives training 5 s and services 3 s; the rest is for a busy machine.
 ENDING_S = 60.0
@@ -297,3 +302,88 @@ def test_the_folder_of_the_job_keeps_how_each_task_ended(run: Run) -> None:
         tasks = replica.layout.attempt(run.job.id, 1).tasks
         ending = json.loads((tasks / "train" / "exit.json").read_text())
         assert (ending["exit_code"], ending["requested"], ending["survivors"]) == (0, False, [])
+
+
+# --- two more runs, each with a fault
+
+
+@pytest.mark.long
+def test_data_that_differs_between_the_replicas_stops_the_job_before_it_trains(
+    demo: Path, tmp_path: Path, hosts: MakeHosts
+) -> None:
+    """The same absolute path on both hosts, with other rows behind it on the second."""
+    pair = hosts(2, outside=True)
+    at = tmp_path / "data"
+    rows = (demo / "train.jsonl").read_text().splitlines(keepends=True)
+    for host, kept in zip(pair, (rows, rows[:-60]), strict=True):
+        own = tmp_path / f"data-of-{host.name}"
+        own.mkdir()
+        (own / "train.jsonl").write_text("".join(kept))
+        host.bind(at, own)
+    job = shutil.copytree(demo, tmp_path / "job")
+    (job / "demo.yml").write_text(
+        (demo / "demo.yml").read_text().replace("./train.jsonl", f"{at}/train.jsonl")
+    )
+    with fleet(pair, tmp_path / "run", more={"RANKCALL_DATA_ROOTS": str(at)}) as deployment:
+        deployment.up()
+        deployment.ready("host-1", "host-2")
+        watching = submit(deployment.replicas[1], job / "demo.yml", "--watch")
+        out, err = watching.communicate(timeout=TRAINING_S)
+        stopped = deployment.job(out.decode().strip())
+        assert watching.returncode == 1, err.decode()
+        assert (stopped.state, stopped.stage) == ("failed", "prepare"), stopped
+        (found,) = (found for found in stopped.findings if found.severity == "error")
+        assert found.code == "RUN002"
+        assert "rank 0: 324 samples, rank 1: 270 samples" in found.message
+        assert "RUN002" in err.decode()
+        for replica in deployment.replicas:
+            assert not (replica.layout.attempt(stopped.id, 1).tasks / "train").exists(), (
+                "training never began"
+            )
+            assert replica.training() == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1, 0], ids=["rank 1", "rank 0"])
+def test_a_rank_killed_together_with_its_agent_ends_the_other_and_is_named(
+    number: int, demo: Path, tmp_path: Path, hosts: MakeHosts
+) -> None:
+    with fleet(hosts(2, outside=True), tmp_path) as deployment:
+        deployment.up()
+        deployment.ready("host-1", "host-2")
+        victim, other = deployment.replicas[number], deployment.replicas[1 - number]
+        watching = submit(deployment.replicas[1], demo / "demo.yml", "--watch", "--set", "num_epochs=50")
+        job_id = newest_job(deployment)
+        deployment.until(job_id, lambda job: job.progress is not None and job.progress.step > 2, TRAINING_S)
+        members = {replica.host.name: replica.training() for replica in (victim, other)}
+        assert all(members.values())
+        ranks = [pid for pid in victim.training() if "LOCAL_RANK" in environment_of(pid)]
+        agent = victim.pid_of(*AGENT)
+        assert ranks
+        assert agent is not None
+        for pid in (*ranks, agent):
+            os.kill(pid, signal.SIGKILL)
+        failed = deployment.ended(job_id)
+        assert (failed.state, failed.stage, failed.attempts) == ("failed", "train", 1)
+        errors = [found for found in failed.findings if found.severity == "error"]
+        replica_id = json.loads((victim.state / "replica.json").read_text())["replica_id"]
+        assert [(found.code, found.replica) for found in errors] == [("RUN001", replica_id)], failed.findings
+        assert f"rank {number} ({victim.host.name})" in failed.verdict
+        assert any("SIGKILL" in line or "exitcode: -9" in line for line in errors[0].evidence["tail"])  # type: ignore[union-attr]
+        out, err = watching.communicate(timeout=PATIENCE_S)
+        assert (watching.returncode, out.decode().strip()) == (1, job_id), err.decode()
+        for replica in deployment.replicas:
+            assert replica.training() == set()
+            assert PORT not in replica.host.listeners()
+            assert replica.process is not None
+            assert replica.process.poll() is None
+            for name in ("train.log", "progress.0"):
+                rank = deployment.replicas.index(replica)
+                deployment.eventually(
+                    lambda rank=rank, replica=replica, name=name: (
+                        deployment.mirrored(rank, job_id, name)
+                        == deployment.stream(replica, job_id, name)
+                        != b""
+                    ),
+                    f"{name} of rank {rank} is whole",
+                )

@@ -12,13 +12,21 @@ from coordinator.core.protocol import Finding, ProgressRecord, Registration, Run
 from coordinator.stages.verdict import Verdict
 from coordinator.stages.work import LAST_WORDS_S, judge_train
 
+# As torchrun ends the log of a rank that was killed: behind a progress bar, then in its summary.
 KILLED = (
-    "E1130 12:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: -9) local_rank: 0",
+    "  1%|          | 11/2025 [00:02<04:19,  7.78it/s]E1130 12:58:39 9 torch/distributed/elastic/multiprocessing/api.py:1002]"
+    " failed (exitcode: -9) local_rank: 0 (pid: 23935)",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "  rank      : 0 (local_rank: 0)",
+    "  exitcode  : -9 (pid: 23935)  (SIGKILL)",
+    "  traceback : Signal 9 (SIGKILL) received by PID 23935",
 )
 LOST_IT = (
     "[rank0]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:41234",
+    "E1130 12:58:46.405000 23718 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "  exitcode  : 1 (pid: 23936) ",
+    "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
 )
 RAISED = ("ValueError: the loss is not finite",)
 NOW = 1_000.0
@@ -102,7 +110,7 @@ def test_an_echo_alone_is_an_error_in_the_end() -> None:
     assert named(verdict) == [("RUN001", "r-0", "error")]
 
 
-@pytest.mark.parametrize("tail", [RAISED, (), KILLED])
+@pytest.mark.parametrize("tail", [RAISED, (), KILLED, KILLED[:1], KILLED[1:]])
 def test_a_cause_is_not_kept_waiting(tail: tuple[str, ...]) -> None:
     verdict = judged(member(0, RUNNING), member(1, ended(*tail)))
     assert verdict.state == "failed"
