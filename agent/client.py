@@ -164,6 +164,7 @@ class Coordinator:
         backoff, murmur = Backoff(), Murmur()
         while True:
             await self._missing.wait()
+            asked_s = 0.0
             try:
                 await self.relocate()
                 registered = await self._register(await introduce())
@@ -173,6 +174,7 @@ class Coordinator:
                 if error.status == HTTPStatus.CONFLICT:
                     said = _INCARNATION.search(str(error))
                     outdated(int(said[1]) if said else 0)
+                asked_s = min(error.retry_after_s or 0.0, backoff.longest_s)
                 murmur.say(_refusal(error), status=error.status, url=self.url, hint=error.hint or "")
             else:
                 murmur.over("the coordinator is there", url=self.url)
@@ -189,7 +191,7 @@ class Coordinator:
                     url=self.url,
                 )
                 continue
-            await asyncio.sleep(backoff.again_s())
+            await asyncio.sleep(max(backoff.again_s(), asked_s))
 
     async def _register(self, registration: Registration) -> Registered:
         client = self._connected()

@@ -21,7 +21,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from coordinator import journal
+from coordinator.api.wire import Doorman, protocol
 from coordinator.app import create_app, stop_streaming
+from coordinator.limits import Limits
 from coordinator.listeners import listener_of
 from coordinator.settings import Settings, SettingsError
 from coordinator.store import StoreError
@@ -87,7 +89,7 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol(Doorman(Limits(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
         ws="none",
         lifespan="off",  # entered here, so that a store that cannot be opened is one sentence
         timeout_keep_alive=KEEP_ALIVE_S,

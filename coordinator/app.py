@@ -29,10 +29,12 @@ from coordinator.api.feeds import Feeds
 from coordinator.api.meters import Meters
 from coordinator.api.routing import Lean
 from coordinator.api.services import Services
+from coordinator.audit import Refusals
 from coordinator.auth import Authority
 from coordinator.broadcast import Broadcast
 from coordinator.controller import Controller
 from coordinator.intake import Intake
+from coordinator.limits import Limits, Rates
 from coordinator.relay import Relay
 from coordinator.roster import Roster
 from coordinator.sessions import Sessions, digest
@@ -56,13 +58,13 @@ _ROUTERS = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, limits: Limits | None = None) -> FastAPI:
     """The coordinator as an ASGI app. Its store is opened, and its controller runs, while its lifespan does."""
-    meters = Meters()
+    meters, rates = Meters(), Rates(limits or Limits())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with serving(settings, meters) as services:
+        async with serving(settings, meters, rates) as services:
             app.state.services = services
             yield
 
@@ -81,16 +83,17 @@ def create_app(settings: Settings) -> FastAPI:
     document.install(app, version)
     problems.install(app)
     express = [route for route in replicas.agents.routes if isinstance(route, Lean)]
-    app.add_middleware(Edge, settings=settings, meters=meters, express=express)
+    app.add_middleware(Edge, settings=settings, meters=meters, rates=rates, express=express)
     return app
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, meters: Meters) -> AsyncIterator[Services]:
+async def serving(settings: Settings, meters: Meters, rates: Rates) -> AsyncIterator[Services]:
     """Opens what the routes work with, runs the controller, and closes everything in the reverse order."""
     store = await asyncio.to_thread(Store.open, settings.store_url)
     try:
         roster, broadcast = Roster(_join_keys(settings)), Broadcast()
+        refusals = Refusals(store)
         controller = Controller(store, roster, broadcast)
         await controller.load()
         running = asyncio.create_task(controller.run(), name="controller")
@@ -103,10 +106,11 @@ async def serving(settings: Settings, meters: Meters) -> AsyncIterator[Services]
             controller_task=running,
             broadcast=broadcast,
             relay=Relay(roster),
-            authority=Authority(settings, roster, Sessions(store)),
+            authority=Authority(settings, roster, Sessions(store), rates),
             submissions=Submissions(settings, store, roster, controller, broadcast),
             feeds=Feeds(store, roster, broadcast, settings.nodes),
             meters=meters,
+            refusals=refusals,
         )
         meters.gauges(lambda: _gauges(services))
         try:
@@ -117,6 +121,7 @@ async def serving(settings: Settings, meters: Meters) -> AsyncIterator[Services]
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+            await refusals.close()
     finally:
         await asyncio.to_thread(store.close)
 

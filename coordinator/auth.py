@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from coordinator.core.problem import ProblemError, problem
+from coordinator.limits import Rates
 from coordinator.sessions import Sessions, digest, proves
 from coordinator.settings import Settings
 
@@ -99,7 +100,7 @@ class ReplicaTokens(Protocol):
 class Authority:
     """Knows the secrets of one coordinator and tells who a request comes from."""
 
-    def __init__(self, settings: Settings, replicas: ReplicaTokens, sessions: Sessions) -> None:
+    def __init__(self, settings: Settings, replicas: ReplicaTokens, sessions: Sessions, rates: Rates) -> None:
         self._secrets: dict[Role, bytes] = {
             role: digest(secret.get_secret_value())
             for role, secret in (
@@ -111,17 +112,26 @@ class Authority:
         }
         self._replicas = replicas
         self._sessions = sessions
+        self._rates = rates
 
     @property
     def open(self) -> bool:
         """No token is configured: everybody on this machine is the administrator."""
         return Role.ADMIN not in self._secrets
 
-    def role_of(self, token: str) -> Role | None:
-        """The role of a configured secret; all are compared whatever the first comparison said."""
+    def role_of(self, token: str, host: str) -> Role:
+        """The role of a configured secret; all are compared whatever the first comparison said.
+
+        Raises:
+            ProblemError: 401 for a token that is nobody's, 429 after too many of those from `host`.
+        """
+        self._rates.may_guess(host)
         given = digest(token)
         found = [role for role, secret in self._secrets.items() if hmac.compare_digest(given, secret)]
-        return found[0] if found else None
+        if not found:
+            self._rates.guessed_wrong(host)
+            raise unauthenticated("The token is not known to this coordinator.")
+        return found[0]
 
     async def identify(
         self, bearer: str | None, session_id: str | None, host: str, now_at: float
@@ -129,29 +139,30 @@ class Authority:
         """Who sends `bearer` or `session_id`.
 
         Raises:
-            ProblemError: 401 for a bearer token that is nobody's. (A stale session is nobody, not an error.)
+            ProblemError: 401 for a bearer token that is nobody's (a stale session is nobody, not an error);
+                429 after too many of those, or of a viewer's requests, from `host`.
         """
         if bearer is not None:
             known = self._replicas.replica_by_token(bearer)
             if known is not None:
                 return Principal(Role.REPLICA, host, replica_id=known[0], incarnation=known[1])
-            role = self.role_of(bearer)
-            if role is None:
-                raise unauthenticated("The token is not known to this coordinator.")
+            role = self.role_of(bearer, host)
+            if role is Role.VIEWER:
+                self._rates.request(host)
             return Principal(role, host)
         if session_id is not None:
-            role = await self._role_in_session(session_id, now_at)
-            if role is not None:
-                return Principal(role, host, by_session=True)
+            signed_in = await self._role_in_session(session_id, now_at)
+            if signed_in is not None:
+                return Principal(signed_in, host, by_session=True)
         return Principal(Role.ADMIN if self.open else Role.NONE, host)
 
-    async def sign_in(self, token: str, now_at: float) -> tuple[Role, str]:
+    async def sign_in(self, token: str, host: str, now_at: float) -> tuple[Role, str]:
         """A session for whoever has this token: its role and its id.
 
         Raises:
-            ProblemError: 401 for a token that is nobody's.
+            ProblemError: 401 for a token that is nobody's, 429 after too many of those from `host`.
         """
-        role = Role.ADMIN if self.open else self.role_of(token)
+        role = Role.ADMIN if self.open else self.role_of(token, host)
         if role not in (Role.ADMIN, Role.VIEWER):
             raise unauthenticated("The token is not known to this coordinator.")
         return role, await self._sessions.start(role.value, self._secrets.get(role, b""), now_at)

@@ -106,6 +106,14 @@ class Intake:
                 at=now_at(),
                 registration=dumped,
             )
+            queries.insert_event(
+                connection,
+                at=now_at(),
+                actor=f"replica:{registration.replica_id}@{peer_host}",
+                action="replica.registered",
+                replica_id=registration.replica_id,
+                detail={"hostname": registration.hostname, "incarnation": registration.incarnation},
+            )
 
         await self._store.write(enter)
         self._roster.put(presence)

@@ -49,6 +49,8 @@ class Settings(BaseSettings):
         database_url: another store, e.g. `postgresql+psycopg://…`.
         allowed_hosts: names the Host header may have (comma separated); empty: any with a token,
             loopback names without.
+        trusted_proxies: addresses or networks (comma separated) whose X-Forwarded-For, -Proto and -Host are believed;
+            those of this machine always are.
         data_roots: absolute paths a submission may name lie under these (`:` separated).
     """
 
@@ -63,13 +65,26 @@ class Settings(BaseSettings):
     state_dir: Path = Field(default_factory=state_dir)
     database_url: str | None = None
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
     data_roots: Annotated[tuple[str, ...], NoDecode] = ()
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "trusted_proxies", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip().lower() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("trusted_proxies", mode="after")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            try:
+                ipaddress.ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError(
+                    f"{network!r} is neither an address nor a network such as 10.0.0.0/8"
+                ) from None
         return value
 
     @field_validator("data_roots", mode="before")

@@ -67,7 +67,7 @@ def _complete(operation: dict[str, Any], allowed: frozenset[Role] | None) -> Non
     """Adds what the guard and the edge may answer."""
     answers: dict[str, Any] = operation["responses"]
     guarded = allowed is not None and Role.NONE not in allowed
-    always = (401, 403) if guarded else (403,)
+    always = (401, 403, 429, 431) if guarded else (403, 429, 431)
     # An unknown bearer token is refused on open routes as well.
     for status, described in responses(*always, 401).items():
         answers.setdefault(str(status), described)

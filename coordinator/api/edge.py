@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -18,8 +19,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.meters import Meters
+from coordinator.api.peers import FORWARDED_HOST, TrustedPeers
 from coordinator.api.problems import problem_response
+from coordinator.api.routing import PRINCIPAL, REFUSED
+from coordinator.api.services import Services
+from coordinator.audit import Refusal
+from coordinator.auth import Principal, Role
 from coordinator.core.problem import ProblemError, problem
+from coordinator.limits import Rates
 from coordinator.settings import Settings, is_loopback
 from coordinator.store import StoreError
 
@@ -33,6 +40,8 @@ OTHER_BYTES = 1 * MIB
 
 _EXPRESS = "/api/v1/replicas"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Answers that mean: not you, or not so.
+_TURNED_AWAY = frozenset({401, 403, 429})
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH"})
 
 _POLICY = (
@@ -68,11 +77,14 @@ class Edge:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, meters: Meters, express: Sequence[Route] = ()
+        self, app: ASGIApp, settings: Settings, meters: Meters, rates: Rates, express: Sequence[Route] = ()
     ) -> None:
         self._app = app
         self._express = tuple((route.path_regex, route.methods or set(), route) for route in express)
         self._meters = meters
+        # Without a token everything comes from this machine, the agents' first words included.
+        self._rates = None if settings.open_on_loopback else rates
+        self._peers = TrustedPeers(settings.trusted_proxies)
         self._names = frozenset(settings.allowed_hosts)
         self._any_host = not settings.open_on_loopback and not settings.allowed_hosts
 
@@ -95,13 +107,17 @@ class Edge:
 
         try:
             headers = _headers(scope)
+            self._peers.settle(scope, headers)
+            if self._rates is not None and b"authorization" not in headers:
+                self._rates.request(_client(scope))
             self._check_host(headers)
-            _check_origin(method, headers)
+            _check_origin(method, headers, scope.get(FORWARDED_HOST))
             bounded = _bounded(method, path, headers, receive)
             await self._destination(method, path, scope)(scope, bounded, send_with_headers)
         except ClientDisconnect:
             log.info("client left in the middle of its request", method=method, path=path)
         except ProblemError as refusal:
+            scope[REFUSED] = refusal.problem.code
             await _answer(refusal, status, scope, receive, send_with_headers)
         except StoreError as fault:
             log.error("store unavailable", why=str(fault), method=method, path=path)
@@ -119,6 +135,8 @@ class Edge:
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             known = method if method in _METHODS else "other"
+            if REFUSED in scope and status in _TURNED_AWAY:
+                _note(scope, known, route, status)
             self._meters.answered(known, route, status, perf_counter() - started_s)
 
     def _destination(self, method: str, path: str, scope: Scope) -> ASGIApp:
@@ -139,6 +157,24 @@ class Edge:
         raise problem(403, "SYS112", f"This coordinator is not called {name!r}.")
 
 
+def _client(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _note(scope: Scope, method: str, route: str, status: int) -> None:
+    """Into the audit: who was turned away. Not who has merely not signed in yet and only looked."""
+    principal: Principal = scope.get(PRINCIPAL) or Principal(Role.NONE, _client(scope))
+    showed_nothing = principal.role is Role.NONE and not any(
+        name == b"authorization" for name, _ in scope["headers"]
+    )
+    if status == HTTPStatus.UNAUTHORIZED and showed_nothing and method in _SAFE_METHODS:
+        return
+    services: Services | None = getattr(scope["app"].state, "services", None)
+    if services is not None:
+        services.refusals.note(Refusal(principal.actor, method, route, status, str(scope[REFUSED])))
+
+
 def _headers(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
@@ -151,11 +187,12 @@ def _hostname(host: str) -> str:
         return ""
 
 
-def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
+def _check_origin(method: str, headers: Mapping[bytes, bytes], forwarded_host: str | None) -> None:
     """Refuses a change that a browser sends for another site's page. Clients that are no browsers send neither header.
 
-    `X-Forwarded-Host` counts as well: a page cannot set it on a cross-site request without asking first
-    (a CORS preflight, which is never granted), and proxies that rewrite Host set it.
+    Browsers send Sec-Fetch-Site over TLS and to this machine, Origin always; `forwarded_host` is what a trusted
+    proxy that rewrites Host was asked for. A name that was made to point here (DNS rebinding) is same-origin with
+    itself and passes, but no cookie and no token goes with it; where none is needed, only loopback names are answered.
     """
     if method in _SAFE_METHODS:
         return
@@ -165,8 +202,8 @@ def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
         foreign = site not in (b"same-origin", b"none")
     elif origin is not None:
         sent_from = urlsplit(origin.decode("latin-1")).netloc.lower()
-        names = (headers.get(b"host", b""), headers.get(b"x-forwarded-host", b""))
-        foreign = not sent_from or sent_from not in {name.decode("latin-1").lower() for name in names}
+        names = (headers.get(b"host", b"").decode("latin-1").lower(), forwarded_host)
+        foreign = not sent_from or sent_from not in names
     else:
         foreign = False
     if foreign:

@@ -29,6 +29,8 @@ _WHEN: Mapping[int, str] = {
     410: "Nobody waits for this any more",
     413: "The body is too large",
     416: "The range is beyond the end of the file",
+    429: "Too many wrong tokens from this address, or requests without one",
+    431: "The request line and headers are too large",
     422: "A parameter or the body is wrong, or the submission is refused; `findings` say why",
     503: "Not available now",
     504: "The replica did not answer in time",

@@ -22,18 +22,18 @@ from coordinator.core.clock import now_at
 from coordinator.core.problem import ProblemError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-_PRINCIPAL = "rankcall.principal"
+PRINCIPAL = "rankcall.principal"
+REFUSED = "rankcall.refused"  # the code of the problem with which the guard turned a request away
 
 
 def principal_of(request: Request) -> Principal:
     """Who asks; only after the guard let the request pass."""
-    return cast(Principal, request.scope[_PRINCIPAL])
+    return cast(Principal, request.scope[PRINCIPAL])
 
 
 def peer_host(request: Request) -> str:
-    """The address at the other end of the connection; IPv4 in its own form also on a dual-stack socket."""
-    host = request.client.host if request.client else ""
-    return host.removeprefix("::ffff:") if "." in host else host
+    """The address of who asks: of the other end of the connection, or of whom a trusted proxy asks for (`peers.py`)."""
+    return request.client.host if request.client else ""
 
 
 def bearer_of(request: Request) -> str | None:
@@ -45,11 +45,15 @@ def bearer_of(request: Request) -> str | None:
 async def _admit(request: Request, allowed: frozenset[Role]) -> None:
     bearer = bearer_of(request)
     session_id = request.cookies.get(SESSION_COOKIE) if bearer is None else None
-    principal = await services_of(request).authority.identify(
-        bearer, session_id, peer_host(request), now_at()
-    )
-    authorise(principal, allowed, request.path_params.get("replica_id"))
-    request.scope[_PRINCIPAL] = principal
+    try:
+        principal = await services_of(request).authority.identify(
+            bearer, session_id, peer_host(request), now_at()
+        )
+        request.scope[PRINCIPAL] = principal
+        authorise(principal, allowed, request.path_params.get("replica_id"))
+    except ProblemError as refusal:
+        request.scope[REFUSED] = refusal.problem.code
+        raise
 
 
 class Guarded(APIRoute):

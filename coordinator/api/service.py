@@ -101,14 +101,14 @@ async def session(request: Request, services: ServicesDep) -> Response:
                 "Set-Cookie": {"schema": {"type": "string"}, "description": "HttpOnly, SameSite=Strict"}
             }
         },
-        **responses(401, 413, 422),
+        **responses(401, 413, 422, 429),
     },
     openapi_extra=body("SignIn", {"token": "the value of RANKCALL_TOKEN or RANKCALL_VIEWER_TOKEN"}),
 )
 async def sign_in(request: Request, services: ServicesDep) -> Response:
     """Turns a token into a session that scripts cannot read and other sites cannot use."""
     given = await parsed(request, SignIn)
-    role, session_id = await services.authority.sign_in(given.token, now_at())
+    role, session_id = await services.authority.sign_in(given.token, peer_host(request), now_at())
     await _note(services, Principal(role, peer_host(request)), "session.started")
     response = answer(SessionView(role=role.value, open=services.authority.open), 201)
     response.set_cookie(
@@ -139,5 +139,5 @@ async def _note(services: Services, principal: Principal, action: str) -> None:
 
 
 def _over_tls(request: Request) -> bool:
-    """Whether the browser speaks TLS, to us or to a proxy in front. Who lies here only hurts his own cookie."""
+    """Whether the browser speaks TLS, to us or to any proxy in front. Who lies here only hurts his own cookie."""
     return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection, Request
 
 from coordinator.api.feeds import Feeds
 from coordinator.api.meters import Meters
+from coordinator.audit import Refusals
 from coordinator.auth import Authority
 from coordinator.broadcast import Broadcast
 from coordinator.controller import Controller
@@ -36,6 +37,7 @@ class Services:
     submissions: Submissions
     feeds: Feeds
     meters: Meters
+    refusals: Refusals
 
 
 def services_of(connection: HTTPConnection) -> Services:

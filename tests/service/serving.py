@@ -16,11 +16,16 @@ from pydantic import SecretStr
 
 from coordinator.__main__ import Server, bound
 from coordinator.api.services import Services
+from coordinator.api.wire import Doorman, protocol
 from coordinator.app import create_app, stop_streaming
+from coordinator.limits import Limits
 from coordinator.settings import Settings
 
 TOKEN = "admin-token-of-the-tests"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
+
+# For tests in which one address asks for everybody.
+MANY = Limits(guesses=10_000, requests=1_000_000)
 
 # The least that the checks accept.
 CONFIG = """\
@@ -38,9 +43,10 @@ T = TypeVar("T")
 class Coordinator:
     """Use `running`. `call` runs something in the coordinator's own event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, limits: Limits | None = None) -> None:
         self.settings = settings
-        self.app = create_app(settings)
+        self._limits = limits or Limits()
+        self.app = create_app(settings, self._limits)
         self.url = ""
         self._ready = threading.Event()
         self._stop: Callable[[], None] = lambda: None
@@ -106,9 +112,11 @@ class Coordinator:
         config = uvicorn.Config(
             self.app,
             lifespan="off",
+            http=protocol(Doorman(self._limits, 1024)),
             log_config=None,
             access_log=False,
             ws="none",
+            proxy_headers=False,
             timeout_graceful_shutdown=3,
         )
         server = Server(config)
@@ -132,6 +140,8 @@ def running(
     viewer_token: str | None = VIEWER_TOKEN,
     previous_token: str | None = None,
     nodes: int | None = 2,
+    limits: Limits | None = None,
+    trusted_proxies: tuple[str, ...] = (),
 ) -> Iterator[Coordinator]:
     """A coordinator that serves for the length of a `with` block."""
     coordinator = Coordinator(
@@ -143,7 +153,9 @@ def running(
             state_dir=state_dir,
             host="127.0.0.1",
             port=0,
-        )
+            trusted_proxies=trusted_proxies,
+        ),
+        limits,
     )
     coordinator.start()
     try:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import TOKEN, VIEWER_TOKEN, Coordinator, running
+from fastapi.routing import APIRoute
+from serving import MANY, TOKEN, VIEWER_TOKEN, Coordinator, running
 from simulated_agent import Agent
 
+from coordinator.api.routing import Guarded
 from coordinator.auth import ACCESS, SESSION_COOKIE, Role
 
+PREVIOUS_TOKEN = "admin-token-before-that-of-the-tests"
 FILLED = {
     "job_id": "00000000",
     "preflight_id": "00000000",
@@ -23,8 +26,20 @@ FILLED = {
 
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with running(tmp_path_factory.mktemp("state")) as served:
+    with running(tmp_path_factory.mktemp("state"), limits=MANY, previous_token=PREVIOUS_TOKEN) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def stale_token(coordinator: Coordinator) -> Iterator[str]:
+    """The token of an incarnation that has been replaced."""
+    agent = Agent(coordinator.url, 2, TOKEN)
+    agent.register().raise_for_status()
+    stale = agent.token
+    agent.incarnation = 2
+    agent.register().raise_for_status()
+    yield stale
+    agent.end()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +62,7 @@ def ask(coordinator: Coordinator, method: str, path: str, token: str | None) -> 
 
 @pytest.mark.parametrize(("method", "template"), ACCESS, ids=str)
 def test_every_route_admits_exactly_the_roles_of_its_row(
-    method: str, template: str, coordinator: Coordinator, agents: tuple[Agent, Agent]
+    method: str, template: str, coordinator: Coordinator, agents: tuple[Agent, Agent], stale_token: str
 ) -> None:
     mine, other = agents
     path = template.format(**FILLED, replica_id=mine.replica_id)
@@ -57,6 +72,7 @@ def test_every_route_admits_exactly_the_roles_of_its_row(
         Role.NONE: None,
         Role.VIEWER: VIEWER_TOKEN,
         Role.REPLICA: mine.token,
+        Role.JOINER: PREVIOUS_TOKEN,
         Role.ADMIN: TOKEN,
     }
     for role, token in tokens.items():
@@ -65,7 +81,8 @@ def test_every_route_admits_exactly_the_roles_of_its_row(
             assert status not in (401, 403), f"{role} must be admitted"
         else:
             assert status == (401 if role is Role.NONE else 403), f"{role} must be refused"
-    assert ask(coordinator, method, path, "a-token-of-nobody").status_code == 401
+    for worthless in ("a-token-of-nobody", stale_token):
+        assert ask(coordinator, method, path, worthless).status_code == 401
     if speaks_for_itself and Role.REPLICA in allowed:
         assert ask(coordinator, method, path, other.token).status_code == 403
 
@@ -184,6 +201,40 @@ def test_every_answer_forbids_scripts_frames_and_sniffing(coordinator: Coordinat
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["referrer-policy"] == "no-referrer"
         assert client.get("/api/v1/jobs").headers["cache-control"] == "no-store"
+
+
+def test_every_route_of_the_app_has_a_row_and_every_row_a_route(coordinator: Coordinator) -> None:
+    """But for the page, which is a shell without data, open to everybody."""
+    served = {
+        (method, route.path)
+        for route in coordinator.app.routes
+        if isinstance(route, APIRoute) and not isinstance(route, Guarded)
+        for method in route.methods or ()
+    }
+    assert {path for _, path in served} == {
+        "/", "/jobs/{job_id}", "/sign-in", "/favicon.ico", "/static/{version}/{path:path}"
+    }  # fmt: skip
+    assert {method for method, _ in served} == {"GET"}
+    guarded = {
+        (method, route.path)
+        for route in coordinator.app.routes
+        if isinstance(route, Guarded)
+        for method in route.methods or ()
+    }
+    assert guarded == set(ACCESS)
+    assert all(isinstance(route, APIRoute) for route in coordinator.app.routes)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [key for key in ACCESS if key[0] not in ("GET", "HEAD")], ids=str
+)
+def test_a_session_changes_nothing_for_another_site(method: str, path: str, coordinator: Coordinator) -> None:
+    with coordinator.client(None) as browser:
+        browser.post("/api/v1/session", json={"token": TOKEN}).raise_for_status()
+        path = path.format(**FILLED, replica_id="r-0000000000")
+        for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):
+            refused = browser.request(method, path, headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (403, "SYS113")
 
 
 def test_sign_ins_and_wishes_are_in_the_audit(coordinator: Coordinator) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import TOKEN, VIEWER_TOKEN, Coordinator, running
+from serving import MANY, TOKEN, VIEWER_TOKEN, Coordinator, running
 from simulated_agent import Agent
 
 from coordinator.app import create_app
@@ -37,7 +37,7 @@ LONG = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with running(tmp_path_factory.mktemp("state")) as served:
+    with running(tmp_path_factory.mktemp("state"), limits=MANY) as served:
         yield served
 
 

@@ -129,4 +129,19 @@ ENTRIES: tuple[Entry, ...] = (
         "The download it was for has ended.",
         "Nothing to do: the agent drops the upload.",
     ),
+    _entry(
+        "SYS117",
+        "too many requests",
+        "This address has sent too many wrong tokens, or more requests without a token than a person needs.",
+        "Guessing a token and flooding the service are both slowed down; replicas that have registered and "
+        "administrators are not counted.",
+        "Wait as long as Retry-After says. If the token was right, somebody else at this address guesses.",
+    ),
+    _entry(
+        "SYS118",
+        "request head too large",
+        "The request line and the headers are larger than the coordinator reads.",
+        "They are held in memory before anybody is known, so they are bounded.",
+        "Clear the cookies of this address, or look which proxy adds so many headers.",
+    ),
 )

@@ -35,6 +35,10 @@ _NEWEST = text(
     """
 )
 
+_NOTE = (
+    "INSERT INTO event (at, actor, action, job_id, replica_id, detail) VALUES (?, ?, ?, ?, ?, ?) RETURNING id"
+)
+
 
 def insert_metrics(c: Connection, new: Sequence[rows.NewMetric]) -> None:
     """Keep progress records. They are written with the others of the group, in the order given.
@@ -154,20 +158,10 @@ def insert_event(
     detail: Mapping[str, Any] | None = None,
 ) -> int:
     """Note who did what; returns the event's id."""
-    event = table(Event)
-    made = c.execute(
-        insert(event)
-        .values(
-            at=at,
-            actor=driver.plain(actor),
-            action=action,
-            job_id=job_id,
-            replica_id=replica_id,
-            detail=dict(detail or {}),
-        )
-        .returning(event.c.id)
-    )
-    return int(made.scalar_one())
+    said = driver.json_text(dict(detail or {}))
+    made = driver.execute(c, _NOTE, (at, driver.plain(actor), action, job_id, replica_id, said)).fetchone()
+    assert made is not None
+    return int(made[0])
 
 
 def events_after(c: Connection, after_id: int, limit: int = 1000) -> list[rows.Event]:
