@@ -1,4 +1,6 @@
-"""How the tests are spread over processes (`pytest -n 3 --dist loadgroup`, as tests/run does).
+"""What holds for all tests, and how they are spread over processes (`pytest -n 3 --dist loadgroup`, as tests/run does).
+
+Properties are judged by their truth, not by how busy the machine is.
 
 A file stays in one process: its fixtures are made once. What makes network interfaces and what drives a
 browser take turns, because a browser drops its connections when the machine's interfaces change. What trains
@@ -10,6 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("rankcall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rankcall")
 
 TESTS = Path(__file__).parent
 TAKE_TURNS = {"hosts": "interfaces", "browser": "interfaces", "training": "training"}
