@@ -299,4 +299,6 @@ class Coordinator:
 def _refusal(error: ProblemAnswer) -> str:
     if error.status in _WRONG_TOKEN:
         return "the coordinator does not accept RANKCALL_TOKEN; it has to be the same on all replicas"
+    if error.code == "SYS119":
+        return str(error)
     return f"the coordinator refuses this replica: {error}"

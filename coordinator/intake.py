@@ -27,7 +27,7 @@ from coordinator.core.protocol import (
     StreamSize,
     TaskReport,
 )
-from coordinator.roster import ALIVE_WITHIN_S, Presence, Roster
+from coordinator.roster import Presence, Roster
 from coordinator.store import Store, queries, rows, streams
 
 log = structlog.get_logger(__name__)
@@ -35,6 +35,11 @@ log = structlog.get_logger(__name__)
 TOKEN_BYTES = 24
 # The longest a read is held; well below the 60–100 s at which proxies in front of containers cut.
 LONGEST_HOLD_S = 30.0
+# A container that was restarted comes with its old id and a new fingerprint, and so does a clone. An agent that is
+# alive speaks every 2 s: who is silent for so long was restarted.
+DOUBT_S = 5.0
+# A doubt of so long ago has nothing to do with the container that comes now.
+DOUBT_KEPT_S = 30.0
 
 
 class Unknown(Exception):
@@ -47,6 +52,17 @@ class Stale(Exception):
     def __init__(self, current: int) -> None:
         super().__init__(f"a later incarnation ({current}) of this replica has registered")
         self.current = current
+
+
+class Doubtful(Exception):
+    """Somebody with this id was here a moment ago, in another container; it must ask again in a second."""
+
+    def __init__(self, registration: Registration, before: Presence) -> None:
+        name = before.registration.hostname or before.replica_id
+        super().__init__(
+            f"{registration.hostname or 'A container'} comes with the id of {name}, which was heard of a moment ago: "
+            "it shows in a few seconds whether that one has been restarted or cloned."
+        )
 
 
 class Intake:
@@ -70,12 +86,12 @@ class Intake:
 
         Raises:
             Stale: a later incarnation of the same replica is registered.
+            Doubtful: it is not clear yet whether this is that replica, restarted, or a clone of it.
         """
         found: tuple[Finding, ...] = ()
         before = self._roster.get(registration.replica_id)
         if before is not None:
-            alive = monotonic_s() - before.heard_s <= ALIVE_WITHIN_S
-            if alive and before.registration.fingerprint != registration.fingerprint:
+            if _is_a_clone(registration, before, monotonic_s()):
                 registration, found = _as_a_clone(registration, before)
                 before = None
             elif before.incarnation > registration.incarnation:
@@ -279,6 +295,24 @@ class Intake:
         if presence.incarnation != incarnation:
             raise Stale(presence.incarnation)
         return presence
+
+
+def _is_a_clone(registration: Registration, first: Presence, now_s: float) -> bool:
+    """Whether the first to come with this id is another container, and alive: it has spoken since the second came.
+
+    Raises:
+        Doubtful: it may still do so.
+    """
+    if first.registration.fingerprint == registration.fingerprint or now_s - first.heard_s > DOUBT_S:
+        return False
+    doubted_s = first.doubted_s
+    if doubted_s is None or now_s - doubted_s > DOUBT_KEPT_S:
+        first.doubted_s = now_s
+        raise Doubtful(registration, first)
+    if first.heard_s <= doubted_s:
+        raise Doubtful(registration, first)
+    first.doubted_s = None
+    return True
 
 
 def _as_a_clone(registration: Registration, first: Presence) -> tuple[Registration, tuple[Finding, ...]]:

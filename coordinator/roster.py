@@ -44,13 +44,15 @@ def hash_token(token: str, key: bytes = b"") -> str:
 
 @dataclass(slots=True, eq=False)
 class Presence:
-    """One replica in memory. `heard_s` is on the monotonic clock."""
+    """One replica in memory. `heard_s` is on the monotonic clock, as is `doubted_s`: when another container came
+    with its id."""
 
     registration: Registration
     incarnation: int
     token_hash: str
     registered_at: float
     heard_s: float
+    doubted_s: float | None = None
     last_rank: int | None = None
     facts: Facts | None = None
     telemetry: Telemetry | None = None

@@ -20,7 +20,7 @@ from coordinator.auth import Role
 from coordinator.core.problem import ProblemError, problem
 from coordinator.core.protocol import Desired, Registered, Registration, Report, ReportReply
 from coordinator.core.views import ReplicaPage
-from coordinator.intake import Stale, Unknown
+from coordinator.intake import Doubtful, Stale, Unknown
 from coordinator.views_of import replica_page
 
 agents = APIRouter(prefix="/api/v1/replicas", tags=["replicas"], route_class=Lean)
@@ -115,7 +115,7 @@ async def desired(request: Request) -> Response:
     status_code=201,
     response_model=Registered,
     summary="Register a replica",
-    responses=responses(409, 413, 422),
+    responses=responses(409, 413, 422, 503),
     openapi_extra=body("Registration", REGISTRATION),
 )
 async def register(request: Request) -> Response:
@@ -127,6 +127,8 @@ async def register(request: Request) -> Response:
         )
     except (Stale, Unknown) as refusal:
         raise _fenced(refusal) from None
+    except Doubtful as doubt:
+        raise problem(503, "SYS119", str(doubt), headers={"Retry-After": "1"}) from None
     return Response(registered.model_dump_json(), 201, media_type=JSON)
 
 

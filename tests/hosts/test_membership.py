@@ -149,7 +149,7 @@ def test_agents_that_start_first_wait_for_the_coordinator_and_say_so_now_and_the
         assert seats(job) == ["host-1", "host-2", "host-3"]
         waited_s = time.monotonic() - began
         for waiting in late_master.replicas[1:]:
-            said = re.findall(r"waiting for the coordinator.*", waiting.said)
+            said = [line for line in waiting.said.splitlines() if "waiting for the coordinator" in line]
             assert len(said) <= 1 + waited_s / 15, said
             assert "connection refused" in said[0]
             assert "Traceback" not in waiting.said
@@ -267,11 +267,12 @@ def test_a_cloned_state_folder_gets_an_id_of_its_own(three: Fleet) -> None:
     assert seats(three.until(job_id, attempt(1))) == ["host-1", "host-2", "host-3"]
     cancelled(three, job_id)
     third.vanish()
-    third.host.apart = False
-    third.up()
+    third.up()  # its container is restarted: a new pid 1, and the last word of the one before was just now
     three.gathered("host-1", "host-2", "host-3")
     again = {view.hostname: view.id for view in three.page().items if view.alive}
     assert again == after, "the id is kept"
+    third.vanish()
+    third.host.apart = False
 
 
 # --- what is killed
@@ -382,7 +383,12 @@ def test_asked_to_end_a_replica_leaves_nothing_in_any_stage(
         assert "Traceback" not in replica.said
     three.up()
     three.gathered("host-1", "host-2", "host-3")
-    cancelled(three, job_id)
+    # Whether the coordinator heard of the end, or ended first: the job is as it was, or has failed for that reason.
+    job = three.job(job_id)
+    if job.state == "failed":
+        assert {found.code for found in job.findings} <= {"RUN027", "SYS003"}, job.findings
+    else:
+        cancelled(three, job_id)
 
 
 def test_a_port_in_use_is_said_and_serves_as_soon_as_it_is_free(hosts: MakeHosts, tmp_path: Path) -> None:

@@ -144,4 +144,11 @@ ENTRIES: tuple[Entry, ...] = (
         "They are held in memory before anybody is known, so they are bounded.",
         "Clear the cookies of this address, or look which proxy adds so many headers.",
     ),
+    _entry(
+        "SYS119",
+        "two containers with one id, or one that came back",
+        "A container came with the id of another that was heard of a moment ago.",
+        "Whether that one was restarted, or is alive and was cloned, shows in a few seconds: a live agent speaks every two.",
+        "Nothing to do: the agent asks again by itself, and keeps its id or gets one of its own.",
+    ),
 )
