@@ -7,7 +7,9 @@ is fetched once per job and kept over its attempts. Called by `tasks.py` before 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,6 +19,10 @@ from pydantic import ValidationError
 
 from coordinator.core.paths import AttemptFolder, Layout, PathRefused, contained, write_whole
 from coordinator.core.protocol import AttemptPlan, Bundle, BundleFile, RenderedFile
+from coordinator.core.redact import secrets_of, secrets_within
+from coordinator.core.yaml import YamlError, load
+
+_CONFIGURATION = (".json", ".yaml", ".yml")
 
 Fetch = Callable[[Callable[[bytes], object]], Awaitable[None]]
 
@@ -91,6 +97,28 @@ def bundle_sha256(files: Iterable[BundleFile]) -> str:
         name = file.path.encode("utf-8", "surrogatepass")
         total.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(file.data).digest())
     return total.hexdigest()
+
+
+def secrets_of_attempt(attempt: AttemptFolder) -> tuple[str, ...]:
+    """What the files and the environments of an attempt hold that is secret, as they lie on this disk."""
+    found: list[str] = []
+    for path in sorted(attempt.root.glob("*.*")):
+        with contextlib.suppress(ValueError):
+            found += secrets_in_file(path.name, _read(path))
+    for spec in sorted(attempt.tasks.glob("*/spec.json")):
+        with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
+            found += secrets_of(json.loads(_read(spec))["environment"])
+    return tuple(found)
+
+
+def secrets_in_file(name: str, content: str) -> tuple[str, ...]:
+    """The strings that a rendered configuration holds under names of secrets."""
+    if not name.endswith(_CONFIGURATION):
+        return ()
+    try:
+        return secrets_within(load(content, name))
+    except YamlError:
+        return ()
 
 
 def _read(path: Path) -> str:

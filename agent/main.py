@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from agent import addresses, discovery, facts, gpus, identity
+from agent import addresses, discovery, facts, files, gpus, identity, launcher
 from agent.client import Backoff, Coordinator, Murmur, NotRegistered
 from agent.convergence import Convergence
 from agent.identity import Identity
@@ -104,6 +104,7 @@ class Agent:
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
         self._reading: asyncio.Future[Telemetry] | None = None
+        self._secrets_known_of = ""
         self._reported_s = float("-inf")
 
     # --- life
@@ -116,6 +117,7 @@ class Agent:
             Exception: what a loop could not cope with; the training goes on, and the next agent adopts it.
         """
         self._echo = await self._serve_echo(0)
+        self._learn_secrets_again()
         self._convergence.adopt()
         loops = [
             asyncio.create_task(loop, name=name)
@@ -254,7 +256,9 @@ class Agent:
             self._facts = plain
             self._tell()
             said: dict[str, Any] = await self._warm.torch_facts()
-            while not said.get("torch_asked", True):  # closed before it could answer, because a training began
+            while not said.get(
+                "torch_asked", True
+            ):  # closed before it could answer, because a training began
                 await self._convergence.wait_free()
                 said = await self._warm.torch_facts()
             self._facts = facts.merge(plain, said)
@@ -290,7 +294,18 @@ class Agent:
             self._convergence.want(desired)
 
     def _learn_secrets(self, plan: AttemptPlan) -> None:
-        self._redactor = self._redactor.with_secrets(secrets_of(plan.environment))
+        if plan.files and plan.attempt_id != self._secrets_known_of:
+            self._secrets_known_of = plan.attempt_id
+            found = [
+                secret for file in plan.files for secret in files.secrets_in_file(file.path, file.content)
+            ]
+            self._redactor = self._redactor.with_secrets((*secrets_of(plan.environment), *found))
+
+    def _learn_secrets_again(self) -> None:
+        """Those of attempts that an agent before this one left: their streams go on before their plan comes."""
+        for _, folder in launcher.attempt_folders(self._layout):
+            if not folder.mirrored.exists():
+                self._redactor = self._redactor.with_secrets(files.secrets_of_attempt(folder))
 
     # --- what is
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 
 import structlog
@@ -41,6 +42,7 @@ from coordinator.sessions import Sessions, digest
 from coordinator.settings import Settings
 from coordinator.store import Store
 from coordinator.submissions import Submissions
+from coordinator.veils import Veils
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +96,7 @@ async def serving(settings: Settings, meters: Meters, rates: Rates) -> AsyncIter
     try:
         roster, broadcast = Roster(_join_keys(settings)), Broadcast()
         refusals = Refusals(store)
+        veils = Veils(os.environ, tuple(token.get_secret_value() for token in settings.secrets().values()))
         controller = Controller(store, roster, broadcast)
         await controller.load()
         running = asyncio.create_task(controller.run(), name="controller")
@@ -107,10 +110,11 @@ async def serving(settings: Settings, meters: Meters, rates: Rates) -> AsyncIter
             broadcast=broadcast,
             relay=Relay(roster),
             authority=Authority(settings, roster, Sessions(store), rates),
-            submissions=Submissions(settings, store, roster, controller, broadcast),
-            feeds=Feeds(store, roster, broadcast, settings.nodes),
+            submissions=Submissions(settings, store, roster, controller, broadcast, veils),
+            feeds=Feeds(store, roster, broadcast, settings.nodes, veils),
             meters=meters,
             refusals=refusals,
+            veils=veils,
         )
         meters.gauges(lambda: _gauges(services))
         try:

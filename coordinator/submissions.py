@@ -27,6 +27,7 @@ from coordinator.core.views import TERMINAL_STATES, CheckVerdict, PreflightReque
 from coordinator.roster import Roster
 from coordinator.settings import Settings
 from coordinator.store import Store, queries, rows
+from coordinator.veils import Veils
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +49,15 @@ class Submissions:
     """Takes submissions and the wishes about them. One for the service."""
 
     def __init__(
-        self, settings: Settings, store: Store, roster: Roster, controller: Controller, broadcast: Broadcast
+        self,
+        settings: Settings,
+        store: Store,
+        roster: Roster,
+        controller: Controller,
+        broadcast: Broadcast,
+        veils: Veils,
     ) -> None:
+        self._veils = veils
         self._settings = settings
         self._store = store
         self._roster = roster
@@ -63,7 +71,7 @@ class Submissions:
             return CheckVerdict(verdict="reject", findings=misplaced)
         views = self._roster.views()
         facts = tuple(view.facts for view in views if view.alive and view.facts is not None)
-        return await asyncio.to_thread(
+        verdict = await asyncio.to_thread(
             check,
             self._with_nodes(submission),
             files=BundleFiles(submission),
@@ -71,6 +79,9 @@ class Submissions:
             data_roots=self._settings.data_roots,
             purpose=purpose,
         )
+        # What is found goes into the store, onto pages and into logs: without the secrets it speaks of.
+        veil = self._veils.over(submission.model_dump(exclude={"files"}))
+        return CheckVerdict.model_validate_json(veil.mask(verdict.model_dump_json().encode()))
 
     async def submit(self, raw: bytes, submission: Submission, key: str | None, actor: str) -> Submitted:
         """Queues a job.

@@ -8,6 +8,8 @@ from fastapi import Path, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from coordinator.core.redact import Redactor
+
 JSON = "application/json"
 
 JobId = Annotated[
@@ -22,9 +24,19 @@ PageCursor = Annotated[
 _LARGEST_ID = 1 << 62
 
 
-def answer(view: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A view as JSON, encoded once. FastAPI would validate it again, which costs more than all the rest."""
-    return Response(view.model_dump_json(), status, headers, JSON)
+def answer(
+    view: BaseModel,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+    veil: Redactor | None = None,
+) -> Response:
+    """A view as JSON, encoded once. FastAPI would validate it again, which costs more than all the rest.
+
+    Args:
+        veil: masks what is secret in it.
+    """
+    encoded = view.model_dump_json().encode()
+    return Response(encoded if veil is None else veil.mask(encoded), status, headers, JSON)
 
 
 def position(cursor: str | None) -> int | None:

@@ -26,6 +26,7 @@ from coordinator.api.services import Services
 from coordinator.audit import Refusal
 from coordinator.auth import Principal, Role
 from coordinator.core.problem import ProblemError, problem
+from coordinator.core.redact import Redactor
 from coordinator.limits import Rates
 from coordinator.settings import Settings, is_loopback
 from coordinator.store import StoreError
@@ -57,6 +58,7 @@ _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_STORE = (b"cache-control", b"no-store")
+_SHAPES = Redactor()
 
 
 def body_limit(method: str, path: str) -> int | None:
@@ -120,8 +122,9 @@ class Edge:
             scope[REFUSED] = refusal.problem.code
             await _answer(refusal, status, scope, receive, send_with_headers)
         except StoreError as fault:
-            log.error("store unavailable", why=str(fault), method=method, path=path)
-            await _answer(problem(503, "SYS111", str(fault)), status, scope, receive, send_with_headers)
+            why = _SHAPES.mask_text(str(fault))  # an address of a database may hold its password
+            log.error("store unavailable", why=why, method=method, path=path)
+            await _answer(problem(503, "SYS111", why), status, scope, receive, send_with_headers)
         except Exception as fault:
             if isinstance(fault.__cause__, ProblemError):
                 # Raised when the answer had begun: a download that broke.

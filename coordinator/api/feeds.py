@@ -30,6 +30,7 @@ from coordinator.core.protocol import ProgressRecord
 from coordinator.core.views import JobSummary, JobView, ReplicaPage, View
 from coordinator.roster import Roster
 from coordinator.store import Store, queries, rows
+from coordinator.veils import Veils
 from coordinator.views_of import attempt_of, job_summary, job_view, metric_view, progress_view, replica_page
 
 log = structlog.get_logger(__name__)
@@ -81,24 +82,13 @@ class _Look:
     view: JobView | None
 
 
-def _encoded(
-    after: Cursor, findings: Iterable[rows.Finding], metrics: Iterable[rows.Metric]
-) -> Iterator[tuple[Cursor, bytes]]:
-    """Events behind a cursor, each with the cursor of a reader that has it and all before it."""
-    cursor = after
-    for finding in findings:
-        cursor = cursor._replace(finding=finding.id)
-        yield cursor, encode("finding", finding.finding, cursor)
-    for metric in metrics:
-        cursor = cursor._replace(metric=metric.id)
-        yield cursor, encode("metric", metric_view(metric), cursor)
-
-
 class JobFeed:
     """The events of one job, for all who follow it."""
 
-    def __init__(self, job_id: str, store: Store, roster: Roster, broadcast: Broadcast) -> None:
+    def __init__(self, job_id: str, store: Store, roster: Roster, broadcast: Broadcast, veils: Veils) -> None:
         self._job_id = job_id
+        self._veils = veils
+        self._veil = veils.base
         self._store = store
         self._roster = roster
         self._broadcast = broadcast
@@ -117,14 +107,16 @@ class JobFeed:
 
         replicas = self._roster.observed()
 
-        def look(c: Connection) -> tuple[Cursor, JobView | None]:
+        def look(c: Connection) -> tuple[Cursor, rows.Job | None, JobView | None]:
             last_metric = queries.last_metric_id(c)
             findings = queries.findings_of(c, self._job_id)
             row = queries.job(c, self._job_id)
             view = None if row is None else read_job_view(c, row, replicas)
-            return Cursor(findings[-1].id if findings else 0, last_metric), view
+            return Cursor(findings[-1].id if findings else 0, last_metric), row, view
 
-        self._cursor, view = await self._store.read(look)
+        self._cursor, row, view = await self._store.read(look)
+        if row is not None:
+            self._veil = self._veils.of(row)
         self._take(view)
 
     async def run(self) -> None:
@@ -192,7 +184,7 @@ class JobFeed:
 
             found = await self._store.read(look)
             self._row = found.row
-            for cursor, data in _encoded(after, found.findings, found.metrics):
+            for cursor, data in self._encoded(after, found.findings, found.metrics):
                 self._number += 1
                 self._cursor = cursor
                 self._tail.append(_Event(self._number, cursor, data))
@@ -201,12 +193,24 @@ class JobFeed:
                 self._broadcast.publish(self._topic)
             more = len(found.metrics) == PAGE_METRICS
 
+    def _encoded(
+        self, after: Cursor, findings: Iterable[rows.Finding], metrics: Iterable[rows.Metric]
+    ) -> Iterator[tuple[Cursor, bytes]]:
+        """Events behind a cursor, each with the cursor of a reader that has it and all before it."""
+        cursor = after
+        for finding in findings:
+            cursor = cursor._replace(finding=finding.id)
+            yield cursor, self._veil.mask(encode("finding", finding.finding, cursor))
+        for metric in metrics:
+            cursor = cursor._replace(metric=metric.id)
+            yield cursor, encode("metric", metric_view(metric), cursor)
+
     def _take(self, view: JobView | None) -> bool:
         """Keeps a snapshot; False where it says what the one before said."""
         if view is None:
             return False
         self._renewed_s = monotonic_s()
-        snapshot = encode("job", view)
+        snapshot = self._veil.mask(encode("job", view))
         if snapshot == self._snapshot:
             return False
         self._snapshot = snapshot
@@ -224,7 +228,7 @@ class JobFeed:
 
             findings, metrics = await self._store.read(look)
             known = [f for f in findings if f.id <= goal.finding], [m for m in metrics if m.id <= goal.metric]
-            page = list(_encoded(position, *known))
+            page = list(self._encoded(position, *known))
             if not page:
                 return
             position = page[-1][0]
@@ -243,11 +247,14 @@ class OverviewFeed:
 
     _topic = "feed:overview"
 
-    def __init__(self, store: Store, roster: Roster, broadcast: Broadcast, expected: int | None) -> None:
+    def __init__(
+        self, store: Store, roster: Roster, broadcast: Broadcast, expected: int | None, veils: Veils
+    ) -> None:
         self._store = store
         self._roster = roster
         self._broadcast = broadcast
         self._expected = expected
+        self._veils = veils
         self._event = b""
         self._version = 0
         self._pause_s = OVERVIEW_INTERVAL_S
@@ -259,7 +266,8 @@ class OverviewFeed:
         if len(replicas) > MOST_WITH_FACTS:
             replicas = tuple(view.model_copy(update={"facts": None}) for view in replicas)
         page = replica_page(replicas, self._expected)
-        event = encode("overview", Overview(jobs=tuple(job_summary(row) for row in jobs), replicas=page))
+        overview = Overview(jobs=tuple(job_summary(row) for row in jobs), replicas=page)
+        event = self._veils.base.mask(encode("overview", overview))
         if event != self._event:
             self._event = event
             self._version += 1
@@ -304,17 +312,20 @@ class _Running:
 class Feeds:
     """The feeds that somebody follows; each ends with its last reader."""
 
-    def __init__(self, store: Store, roster: Roster, broadcast: Broadcast, expected: int | None) -> None:
+    def __init__(
+        self, store: Store, roster: Roster, broadcast: Broadcast, expected: int | None, veils: Veils
+    ) -> None:
         self._store = store
         self._roster = roster
         self._broadcast = broadcast
         self._expected = expected
+        self._veils = veils
         self._running: dict[str, _Running] = {}
 
     async def job(self, job_id: str, after: Cursor) -> AsyncGenerator[bytes, None]:
         """The event stream of a job for one reader."""
         held = self._held(
-            f"job:{job_id}", lambda: JobFeed(job_id, self._store, self._roster, self._broadcast)
+            f"job:{job_id}", lambda: JobFeed(job_id, self._store, self._roster, self._broadcast, self._veils)
         )
         async with held as feed, contextlib.aclosing(feed.follow(after)) as events:
             async for event in events:
@@ -323,7 +334,8 @@ class Feeds:
     async def overview(self) -> AsyncGenerator[bytes, None]:
         """The event stream of the page for one reader."""
         held = self._held(
-            "overview", lambda: OverviewFeed(self._store, self._roster, self._broadcast, self._expected)
+            "overview",
+            lambda: OverviewFeed(self._store, self._roster, self._broadcast, self._expected, self._veils),
         )
         async with held as feed, contextlib.aclosing(feed.follow()) as events:
             async for event in events:

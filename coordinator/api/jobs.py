@@ -20,6 +20,7 @@ from coordinator.attempt import AttemptState, Seat
 from coordinator.auth import Role
 from coordinator.core.problem import problem
 from coordinator.core.protocol import Bundle, BundleFile, Facts
+from coordinator.core.redact import Redactor, secrets_of
 from coordinator.core.views import (
     FindingPage,
     JobPage,
@@ -70,9 +71,8 @@ async def submit(request: Request, services: ServicesDep, idempotency_key: Idemp
     submission = parse_body(raw, Submission)
     actor = principal_of(request).actor
     submitted = await services.submissions.submit(raw, submission, idempotency_key, actor)
-    view = await _view(services, submitted.job.id)
     headers = {"Location": f"/api/v1/jobs/{submitted.job.id}"}
-    return answer(view, 201 if submitted.created else 200, headers)
+    return await _answer(services, submitted.job.id, 201 if submitted.created else 200, headers)
 
 
 @router.get("", response_model=JobPage, summary="List jobs, newest first", responses=responses(422))
@@ -86,13 +86,15 @@ async def jobs(
     found = await services.store.read(lambda c: queries.jobs_page(c, before, limit + 1, state))
     page = found[:limit]
     more = str(page[-1].seq) if len(found) > limit else None
-    return answer(JobPage(items=tuple(job_summary(row) for row in page), next_cursor=more))
+    return answer(
+        JobPage(items=tuple(job_summary(row) for row in page), next_cursor=more), veil=services.veils.base
+    )
 
 
 @router.get("/{job_id}", response_model=JobView, summary="Look at a job", responses=responses(404, 422))
 async def job(job_id: JobId, services: ServicesDep) -> Response:
     """The job with its attempts, stages, progress, findings, artifacts and compared answers."""
-    return answer(await _view(services, job_id))
+    return await _answer(services, job_id)
 
 
 @router.post(
@@ -105,7 +107,7 @@ async def job(job_id: JobId, services: ServicesDep) -> Response:
 async def cancel(job_id: JobId, request: Request, services: ServicesDep) -> Response:
     """Ends the job's processes on every replica. The job is `cancelled` once they are gone; repeating this is harmless."""
     await services.submissions.cancel(job_id, principal_of(request).actor)
-    return answer(await _view(services, job_id), 202)
+    return await _answer(services, job_id, 202)
 
 
 @router.post(
@@ -118,7 +120,7 @@ async def cancel(job_id: JobId, request: Request, services: ServicesDep) -> Resp
 async def retry(job_id: JobId, request: Request, services: ServicesDep) -> Response:
     """Queues a job that has ended for one more attempt, with the same ranks for the same replicas."""
     await services.submissions.retry(job_id, principal_of(request).actor)
-    return answer(await _view(services, job_id), 202)
+    return await _answer(services, job_id, 202)
 
 
 @router.get(
@@ -159,13 +161,15 @@ async def metrics(
 async def findings(job_id: JobId, services: ServicesDep) -> Response:
     """All that was found about the job, in the order it was found."""
 
-    def look(c: Connection) -> list[rows.Finding] | None:
-        return None if queries.job(c, job_id) is None else queries.findings_of(c, job_id)
+    def look(c: Connection) -> tuple[rows.Job, list[rows.Finding]] | None:
+        row = queries.job(c, job_id)
+        return None if row is None else (row, queries.findings_of(c, job_id))
 
     found = await services.store.read(look)
     if found is None:
         raise no_such("job", job_id)
-    return answer(FindingPage(items=tuple(row.finding for row in found)))
+    row, judged = found
+    return answer(FindingPage(items=tuple(one.finding for one in judged)), veil=services.veils.of(row))
 
 
 @router.get(
@@ -195,7 +199,8 @@ async def files(
     if not attempts and attempt is None:
         raise problem(409, "SYS106", f"Job {job_id} has no attempt yet, so nothing has been rendered.")
     state, seat = _seat(attempts, attempt, rank)
-    return answer(_rendered(row, state, seat, _facts(services, seat.replica_id)))
+    view = _rendered(row, state, seat, _facts(services, seat.replica_id), services.veils.of(row))
+    return answer(view, veil=services.veils.of(row))
 
 
 @router.get(
@@ -225,17 +230,21 @@ async def bundle(job_id: JobId, request: Request, services: ServicesDep) -> Resp
     return answer(Bundle(files=tuple(BundleFile(path=path, data=data) for path, data in contents.items())))
 
 
-async def _view(services: Services, job_id: str) -> JobView:
+async def _answer(
+    services: Services, job_id: str, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """The job as it is now."""
     replicas = services.roster.observed()
 
-    def look(c: Connection) -> JobView | None:
+    def look(c: Connection) -> tuple[rows.Job, JobView] | None:
         row = queries.job(c, job_id)
-        return None if row is None else read_job_view(c, row, replicas)
+        return None if row is None else (row, read_job_view(c, row, replicas))
 
-    view = await services.store.read(look)
-    if view is None:
+    found = await services.store.read(look)
+    if found is None:
         raise no_such("job", job_id)
-    return view
+    row, view = found
+    return answer(view, status, headers, services.veils.of(row))
 
 
 def _seat(attempts: list[rows.Attempt], number: int | None, rank: int) -> tuple[AttemptState, Seat]:
@@ -253,15 +262,26 @@ def _facts(services: Services, replica_id: str) -> Facts | None:
     return None if presence is None else presence.facts
 
 
-def _rendered(row: rows.Job, state: AttemptState, seat: Seat, facts: Facts | None) -> RenderedView:
+def _rendered(
+    row: rows.Job, state: AttemptState, seat: Seat, facts: Facts | None, veil: Redactor
+) -> RenderedView:
+    """What the seat was given, without its secrets; the hashes are those of the files with them."""
     work = Work(Submission.model_validate(row.submission), row.bundle_sha256)
     try:
         made = rendered(work, state, seat, facts)
     except RenderError as error:
-        raise problem(409, "SYS106", f"Nothing could be rendered for rank {seat.rank}: {error}") from None
+        raise problem(
+            409, "SYS106", veil.mask_text(f"Nothing could be rendered for rank {seat.rank}: {error}")
+        ) from None
+    secret = frozenset(secrets_of(made.environment))
     return RenderedView(
         rank=seat.rank,
-        files=tuple(RenderedFileView(path=f.path, content=f.content, sha256=f.sha256) for f in made.files),
-        environment=dict(made.environment),
+        files=tuple(
+            RenderedFileView(path=f.path, content=veil.mask_text(f.content), sha256=f.sha256)
+            for f in made.files
+        ),
+        environment={
+            name: "*" * len(value) if value in secret else value for name, value in made.environment.items()
+        },
         argv=tuple(made.train_argv),
     )

@@ -171,7 +171,8 @@ async def upload(request: Request) -> Response:
 
 @router.get("", response_model=ReplicaPage, summary="All replicas, those with a rank first")
 async def replicas(services: ServicesDep) -> Response:
-    return answer(replica_page(services.roster.views(), services.settings.nodes))
+    page = replica_page(services.roster.views(), services.settings.nodes)
+    return answer(page, veil=services.veils.base)
 
 
 def _fenced(refusal: Stale | Unknown) -> ProblemError:

@@ -81,7 +81,8 @@ async def events(services: ServicesDep, cursor: PageCursor = None, limit: Limit 
     found = await services.store.read(lambda c: queries.events_page(c, before, limit + 1))
     page = found[:limit]
     more = str(page[-1].id) if len(found) > limit else None
-    return answer(EventPage(items=tuple(event_view(row) for row in page), next_cursor=more))
+    view = EventPage(items=tuple(event_view(row) for row in page), next_cursor=more)
+    return answer(view, veil=services.veils.base)
 
 
 @router.get("/api/v1/session", response_model=SessionView, tags=["session"], summary="Who am I?")

@@ -21,6 +21,7 @@ from coordinator.roster import Roster
 from coordinator.settings import Settings
 from coordinator.store import Store
 from coordinator.submissions import Submissions
+from coordinator.veils import Veils
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Services:
     feeds: Feeds
     meters: Meters
     refusals: Refusals
+    veils: Veils
 
 
 def services_of(connection: HTTPConnection) -> Services:

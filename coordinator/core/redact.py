@@ -8,11 +8,16 @@ a secret, so that a token which is written in two halves is not sent in clear.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 
 _SECRET_NAME = re.compile(
     r"(?i)(token(?!iz|s)|secret|passw(or)?d|api_?key|access_?key|private_?key|credential)"
+)
+_OF_THE_VOCABULARY = re.compile(
+    r"(?i)(special_tokens|added_tokens)|"
+    r"(^|[._])(bos|eos|unk|sep|pad|cls|mask|eot|eom|eod|stop|image|audio|video|bo[a-z]|eo[a-z]|new|first|last)_token$"
 )
 _NOT_A_SECRET = frozenset({"true", "false", "none", "null", "yes", "no"})
 _SHORTEST_SECRET = 8  # shorter values ("1234", "admin") occur in innocent text
@@ -65,7 +70,7 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        kept = {value.encode() for value in secrets if _worth_hiding(value)}
+        kept = {form.encode() for value in secrets if _worth_hiding(value) for form in _forms(value)}
         self._secrets = tuple(sorted(kept, key=lambda value: (-len(value), value)))
         self._literal = re.compile(b"|".join(re.escape(value) for value in self._secrets)) if kept else None
         self.reach_bytes = max((_LONGEST_SHAPE, *(len(value) for value in self._secrets)))
@@ -107,8 +112,30 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
+def secrets_within(value: object, path: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The strings that a config holds under a name that says that they are secret, however deep.
+
+    Tokens of the vocabulary (`special_tokens`, `pad_token`) are none.
+    """
+    if isinstance(value, Mapping):
+        return tuple(
+            found for key, inner in value.items() for found in secrets_within(inner, (*path, str(key)))
+        )
+    if isinstance(value, list | tuple):
+        return tuple(found for inner in value for found in secrets_within(inner, path))
+    if not isinstance(value, str) or not path or _OF_THE_VOCABULARY.search(".".join(path)):
+        return ()
+    return (value,) if _SECRET_NAME.search(path[-1]) and _worth_hiding(value) else ()
+
+
 def _worth_hiding(value: str) -> bool:
     return len(value) >= _SHORTEST_SECRET and value.lower() not in _NOT_A_SECRET and not value.isdigit()
+
+
+def _forms(value: str) -> tuple[str, ...]:
+    """A value as it is, and as it stands in JSON."""
+    quoted = json.dumps(value, ensure_ascii=False)[1:-1]
+    return (value,) if quoted == value else (value, quoted)
 
 
 def _stars(match: re.Match[bytes]) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agent.files import NotPlaced, bundle_sha256, place_bundle, place_rendered
+from agent.files import NotPlaced, bundle_sha256, place_bundle, place_rendered, secrets_of_attempt
 from coordinator import submissions
 from coordinator.core.paths import AttemptFolder, Layout
 from coordinator.core.protocol import AttemptPlan, Bundle, BundleFile, RenderedFile
@@ -103,3 +104,17 @@ def test_rendered_files_are_written_with_the_hash_they_should_have(tmp_path: Pat
     ):
         with pytest.raises(NotPlaced):
             place_rendered((bad,), attempt)
+
+
+def test_an_agent_that_takes_over_knows_the_secrets_of_what_runs_before_anybody_tells_it(
+    tmp_path: Path,
+) -> None:
+    attempt = AttemptFolder(tmp_path)
+    (tmp_path / "axolotl.yaml").write_text("base_model: x\nhub_token: secret-of-the-config\n")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    task = attempt.task("train")
+    task.mkdir(parents=True)
+    (task / "spec.json").write_text(json.dumps({"environment": {"HF_TOKEN": "secret-of-the-environment"}}))
+    attempt.task("prepare").mkdir()
+    (attempt.task("prepare") / "spec.json").write_text("{")
+    assert secrets_of_attempt(attempt) == ("secret-of-the-config", "secret-of-the-environment")
