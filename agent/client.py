@@ -113,6 +113,7 @@ class Coordinator:
         self._missing = asyncio.Event()
         self._missing.set()
         self._registered = asyncio.Event()
+        self._answered = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -142,9 +143,17 @@ class Coordinator:
             await before.aclose()
 
     async def wait_and_relocate(self, backoff: Backoff, error: Unreachable | ProblemAnswer) -> None:
-        """After a failure: wait, at least as long as the coordinator asked for, and see whether it has moved."""
-        asked_s = error.retry_after_s if isinstance(error, ProblemAnswer) else None
-        await asyncio.sleep(max(backoff.again_s(), min(asked_s or 0.0, backoff.longest_s)))
+        """After a failure: wait, at least as long as the coordinator asked for, and see whether it has moved.
+
+        One that was away is back for all loops as soon as it has answered one of them.
+        """
+        if isinstance(error, ProblemAnswer):
+            await asyncio.sleep(max(backoff.again_s(), min(error.retry_after_s or 0.0, backoff.longest_s)))
+        else:
+            self._answered.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff.again_s()):
+                    await self._answered.wait()
         with contextlib.suppress(Unreachable):
             await self.relocate()
 
@@ -267,7 +276,7 @@ class Coordinator:
     ) -> Answer:
         token = self._token
         try:
-            return await self._connected().request(
+            answer = await self._connected().request(
                 method,
                 f"{_PREFIX}/replicas/{self._replica_id}/{what}",
                 message=message,
@@ -275,6 +284,8 @@ class Coordinator:
                 headers=headers,
                 transfer_s=transfer_s,
             )
+            self._answered.set()
+            return answer
         except ProblemAnswer as error:
             self._judge(
                 error, token, _NOT_A_MEMBER if message is not None or method == "GET" else _WRONG_TOKEN
