@@ -28,11 +28,13 @@ from coordinator.core import process
 from coordinator.core.catalogue import finding
 from coordinator.core.clock import monotonic_s
 from coordinator.core.http import ProblemAnswer, Unreachable
+from coordinator.core.last_words import last_words
 from coordinator.core.paths import AttemptFolder, Layout, PathRefused, contained, write_whole
 from coordinator.core.protocol import (
     AttemptPlan,
     CollectiveTask,
     CollectTask,
+    ErrorSeen,
     Finding,
     RunResult,
     RunTask,
@@ -48,6 +50,7 @@ log = structlog.get_logger("agent")
 
 _TAIL_BYTES = 16 << 10
 _TAIL_LINES = 40
+_SEARCHED_BYTES = 256 << 10  # the end of a log that is searched for what went wrong: some thousand lines
 _OUTPUT_LIMIT_BYTES = 2 << 20  # a result file longer than that is not ours
 _PORT_PATIENCE_S = 3.0  # the collective check may be closing the port this very moment
 _LEAVE_S = 1.0  # from the end of the processes to their reports
@@ -241,6 +244,7 @@ class Attempt:
             ended_at=ending.ended_at,
             output=self._output(task),
             tail=self._tail(task),
+            errors=() if ending.exit_code == 0 else await asyncio.to_thread(self._errors, task),
         )
         findings: tuple[Finding, ...] = (ended_for,) if ended_for else ()
         if self._leaving and ending.requested:
@@ -356,6 +360,17 @@ class Attempt:
         redactor = self._around.redactor()
         return tuple(redactor.mask_text(line) for line in _last_lines(self.folder.streams / task.stream))
 
+    def _errors(self, task: RunTask) -> tuple[ErrorSeen, ...]:
+        """What the end of the log says went wrong; further back than the tail, which a launcher fills by itself."""
+        mask = self._around.redactor().mask_text
+        text = _end_of(self.folder.streams / task.stream, _SEARCHED_BYTES)
+        return tuple(
+            ErrorSeen(
+                name=seen.name, line=mask(seen.line), traceback=tuple(mask(line) for line in seen.traceback)
+            )
+            for seen in last_words(text)
+        )
+
     def _found(
         self, code: str, message: str, task: Task, evidence: dict[str, JsonValue] | None = None
     ) -> Finding:
@@ -370,13 +385,16 @@ class Attempt:
 
 def _last_lines(path: Path) -> tuple[str, ...]:
     """The last lines of a log as a person sees them: of a progress bar only its last state."""
+    return tuple(_shown(_end_of(path, _TAIL_BYTES).split("\n")))[-_TAIL_LINES:]
+
+
+def _end_of(path: Path, limit_bytes: int) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+            file.seek(max(0, file.seek(0, 2) - limit_bytes))
+            return file.read(limit_bytes).decode("utf-8", "replace")
     except OSError:
-        return ()
-    return tuple(_shown(text.split("\n")))[-_TAIL_LINES:]
+        return ""
 
 
 def _shown(lines: Iterable[str]) -> Iterable[str]:

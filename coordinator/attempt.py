@@ -22,6 +22,7 @@ from coordinator.core.protocol import (
     Stage,
     TaskReport,
 )
+from coordinator.core.trouble import Kind
 from coordinator.core.views import ComparedAnswer, Deadlines, JobState
 
 StageState = Literal["waiting", "running", "passed", "failed", "skipped"]
@@ -91,6 +92,7 @@ class AttemptState(Message):
     """One try at a job with a fixed ordered set of replicas.
 
     `state`: active (a stage is running), ending (the outcome is known, processes are being ended), ended.
+    `fault`: whose fault the failure was, which decides about another attempt; `warned`: codes that were said once.
     """
 
     id: str
@@ -100,6 +102,8 @@ class AttemptState(Message):
     outcome: Outcome | None = None
     reason: str = ""
     retryable: bool = False
+    fault: Kind = "unknown"
+    warned: tuple[str, ...] = ()
     created_at: float
     ended_at: float | None = None
     gpus_per_node: int = 0

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from coordinator.attempt import AttemptState, Job, Observed, Outcome, Seat, Snapshot, StageRecord
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectResult, Finding, Stage
+from coordinator.core.trouble import Kind
 from coordinator.preflight.address import choose, offers
 from coordinator.rendezvous import Candidate, seats
+from coordinator.retry import may_follow, pause_s
 from coordinator.stages import (
     GONE_IN_HANDSHAKE_S,
     REPORT_SLACK_S,
@@ -31,6 +33,7 @@ from coordinator.stages import (
     overdue,
     round_limit_s,
 )
+from coordinator.stages.doing import doing, result
 
 # Silent for so long, a replica counts as not here: it gets no seat. Five missed reports.
 ABSENT_S = 10.0
@@ -91,7 +94,12 @@ def advance(snapshot: Snapshot) -> Change:
             after = replace(job, verdict="Waiting for the jobs before it.")
         else:
             head_seen = True
-            after, started, found = _gather(job, last_of.get(job.id), busy, snapshot)
+            last = last_of.get(job.id)
+            again_at = _again_at(last)
+            if again_at is not None and snapshot.now_at < again_at:
+                wakes.append(again_at)
+                continue
+            after, started, found = _gather(job, last, busy, snapshot)
             findings += [(job.id, None, f) for f in found]
             if started is not None:
                 changed[started.id] = started
@@ -157,6 +165,13 @@ def _gather(
     )
     failed = replace(waiting, state="failed", verdict=late.message, ended_at=now_at)
     return failed, None, (late,)
+
+
+def _again_at(last: AttemptState | None) -> float | None:
+    """When the next attempt may begin after one that failed; None: at once."""
+    if last is None or last.outcome != "failed" or not last.retryable or last.ended_at is None:
+        return None
+    return last.ended_at + pause_s(last.fault, last.number)
 
 
 def _candidate(replica: Observed) -> Candidate:
@@ -254,7 +269,11 @@ def _advance_attempt(
             return attempt, (), None
         verdict = late
         if record.stage is Stage.COMPARE:
-            verdict = replace(late, state="skipped", findings=tuple(_as_warning(f) for f in late.findings))
+            verdict = replace(
+                late,
+                state="skipped",
+                findings=tuple(f.model_copy(update={"severity": "warning"}) for f in late.findings),
+            )
     closed = record.model_copy(
         update={
             "state": verdict.state,
@@ -265,7 +284,9 @@ def _advance_attempt(
     )
     settled = attempt.model_copy(update={"stages": attempt.changed(closed), **verdict.updates})
     if verdict.state == "failed":
-        ending = _ending(settled, "failed", verdict.summary, now_at, retryable=verdict.retryable)
+        ending = _ending(
+            settled, "failed", verdict.summary, now_at, retryable=verdict.retryable, fault=verdict.kind
+        )
         return ending, verdict.findings, None
     following = [s for s in settled.stages if s.state == "waiting"]
     if not following:
@@ -297,12 +318,14 @@ def _judge(
     return judge_compare(job, attempt, members)
 
 
-def _as_warning(found: Finding) -> Finding:
-    return found.model_copy(update={"severity": "warning"})
-
-
 def _ending(
-    attempt: AttemptState, outcome: Outcome, reason: str, now_at: float, *, retryable: bool = False
+    attempt: AttemptState,
+    outcome: Outcome,
+    reason: str,
+    now_at: float,
+    *,
+    retryable: bool = False,
+    fault: Kind = "unknown",
 ) -> AttemptState:
     """The outcome is known: no stage runs any more, every replica is told to let go."""
     stages = tuple(
@@ -317,6 +340,7 @@ def _ending(
             "outcome": outcome,
             "reason": reason,
             "retryable": retryable,
+            "fault": fault,
             "ended_at": now_at,
             "stages": stages,
         }
@@ -345,9 +369,9 @@ def _ended_when_clean(attempt: AttemptState, snapshot: Snapshot) -> AttemptState
 def _job_after(job: Job, attempt: AttemptState, now_at: float) -> Job:
     record = attempt.stage
     if attempt.state == "active":
-        return replace(job, state="running", stage=record.stage, verdict=_doing(record, attempt))
+        return replace(job, state="running", stage=record.stage, verdict=doing(record, attempt))
     if attempt.outcome == "succeeded":
-        verdict = "The handshake passed." if job.kind == "preflight" else f"Succeeded: {_result(attempt)}"
+        verdict = "The handshake passed." if job.kind == "preflight" else f"Succeeded: {result(attempt)}"
         return replace(job, state="succeeded", stage=record.stage, verdict=verdict, ended_at=now_at)
     if attempt.state == "ending":
         why = (
@@ -359,31 +383,12 @@ def _job_after(job: Job, attempt: AttemptState, now_at: float) -> Job:
         return replace(job, state="running", stage=record.stage, verdict=verdict)
     if attempt.outcome == "cancelled" or job.cancel_requested:
         return replace(job, state="cancelled", verdict="Cancelled.", ended_at=now_at)
-    if attempt.retryable and job.attempts < job.attempts_allowed:
-        verdict = f"Attempt {attempt.number} failed: {attempt.reason} Trying again."
+    if attempt.retryable and may_follow(attempt.fault, job.attempts, job.attempts_allowed):
+        reason = attempt.reason if attempt.reason.endswith((".", "!", "?")) else f"{attempt.reason}."
+        verdict = f"Attempt {attempt.number} failed: {reason} Trying again."
         return replace(job, state="queued", stage=Stage.GATHER, gather_since=None, verdict=verdict)
     verdict = f"Failed in {record.stage.value}: {attempt.reason}"
     return replace(job, state="failed", stage=record.stage, verdict=verdict, ended_at=now_at)
-
-
-def _doing(record: StageRecord, attempt: AttemptState) -> str:
-    n = len(attempt.seats)
-    who = f"{n} replicas" if n > 1 else "one replica"
-    return {
-        Stage.GATHER: f"Gathering {who}.",
-        Stage.MATCH: f"Comparing {who}.",
-        Stage.TCP: f"Probing every link between {who}.",
-        Stage.COLLECTIVE: f"Testing a collective over {attempt.world_size} ranks.",
-        Stage.PREPARE: f"Preparing the data on {who}.",
-        Stage.TRAIN: f"Training on {attempt.world_size} ranks.",
-        Stage.COLLECT: "Collecting and verifying the model.",
-        Stage.COMPARE: "Comparing the base and the tuned model.",
-    }[record.stage]
-
-
-def _result(attempt: AttemptState) -> str:
-    collected = next((s.summary for s in attempt.stages if s.stage is Stage.COLLECT), "")
-    return collected or "done"
 
 
 def _deadlines(job: Job, attempt: AttemptState) -> Iterable[float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.core.protocol import ProgressRecord
-from coordinator.core.trouble import trouble_in
+from coordinator.core.trouble import causality, trouble_in
 
 # A line longer than this is no log line (a progress bar without ends, binary rubbish): it is cut.
 MAX_LINE_CHARACTERS = 64 * 1024
@@ -224,10 +224,8 @@ def records(events: Sequence[Event], *, at: float, rank: int, local_rank: int = 
 
 
 def first_cause(errors: Sequence[ErrorLine]) -> ErrorLine | None:
-    """The line to show: the first that is no echo, and among those a known kind before a mere exception."""
-    causes = [error for error in errors if not error.echo]
-    known = [error for error in causes if error.name != "exception"]
-    return next(iter(known or causes or errors), None)
+    """The line to show: the first that is no echo and that trainings do not survive, a known kind before a mere exception."""
+    return next(iter(sorted(errors, key=lambda error: causality(error.name))), None)
 
 
 def _record(metrics: Metrics, who: Mapping[str, float]) -> ProgressRecord:

@@ -386,7 +386,17 @@ class CollectiveResult(Message):
     log: tuple[str, ...] = ()
 
 
+class ErrorSeen(Message):
+    """A line of a log that says what went wrong, with the traceback that it ends; `name` is a kind of `trouble.py`."""
+
+    name: str
+    line: str
+    traceback: tuple[str, ...] = ()
+
+
 class RunResult(Message):
+    """How a process ended. `tail`: the last lines of its log; `errors`: what of its end is known to tell of a failure."""
+
     kind: Literal["run"] = "run"
     exit_code: int | None = None
     signal: int | None = None
@@ -394,6 +404,7 @@ class RunResult(Message):
     ended_at: float | None = None
     output: JsonValue = None
     tail: tuple[str, ...] = ()
+    errors: tuple[ErrorSeen, ...] = ()
 
 
 class ArtifactFacts(Message):
@@ -446,6 +457,32 @@ class GpuTelemetry(Message):
     temperature_c: float | None = None
 
 
+class RankTelemetry(Message):
+    """What the processes of one rank of the training have used since they started; counters only grow.
+
+    Attributes:
+        rank: in the whole training; None while no process knows its rank (the launcher starts): it speaks of all ranks here.
+        cpu_s: CPU seconds of the rank's process tree, data loaders and compilers included.
+        io_bytes: through read and write calls; network_bytes_in, network_bytes_out: over its TCP connections.
+        sockets: its TCP connections by state, e.g. {"ESTABLISHED": 4, "CLOSE_WAIT": 6}.
+        stopped: a process of it is stopped; disk_wait: one is in uninterruptible sleep.
+        line_age_s: since the replica's training log last grew.
+    """
+
+    rank: int | None = None
+    local_rank: int = 0
+    pid: int | None = None
+    processes: int = 0
+    cpu_s: float | None = None
+    io_bytes: int | None = None
+    network_bytes_in: int | None = None
+    network_bytes_out: int | None = None
+    sockets: dict[str, int] = {}
+    stopped: bool = False
+    disk_wait: bool = False
+    line_age_s: float | None = None
+
+
 class Telemetry(Message):
     """A reading of the replica's load; shown, and used by the watchdog."""
 
@@ -457,6 +494,7 @@ class Telemetry(Message):
     disk_free_bytes: int | None = None
     training_cpu_s: float | None = None
     gpus: tuple[GpuTelemetry, ...] = ()
+    ranks: tuple[RankTelemetry, ...] = ()
 
 
 class Report(Message):

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from coordinator.attempt import AttemptState, Job, Observed
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectResult, Finding, Stage, TaskReport
+from coordinator.core.trouble import Kind
 
 # How long after a task's own deadline its report may take to arrive.
 REPORT_SLACK_S = 5.0
@@ -22,7 +23,8 @@ GONE_IN_TRAINING_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a stage. `updates` are fields of the attempt that it settled, also while it is pending."""
+    """What became of a stage. `updates` are fields of the attempt that it settled, also while it is pending; `kind`: whose
+    fault a failure is, for `coordinator/retry.py`."""
 
     state: Literal["pending", "passed", "failed", "skipped"]
     summary: str = ""
@@ -31,6 +33,7 @@ class Verdict:
     updates: Mapping[str, Any] = field(default_factory=dict)
     retryable: bool = False
     artifacts: CollectResult | None = None
+    kind: Kind = "unknown"
 
 
 PENDING = Verdict("pending")

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from coordinator.attempt import AttemptState, Observed
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage, TaskReport
-from coordinator.stages.first_failure import failures, in_order, lost
+from coordinator.stages.first_failure import failures, first_kind, in_order, lost
 from coordinator.stages.verdict import PENDING, Verdict, carried, reports_of
 
 # A training that ended while the coordinator was away reports its end before its progress has been mirrored.
@@ -22,9 +22,11 @@ LAST_WORDS_S = 15.0
 def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
     """Every replica has the same prepared data."""
     reports = reports_of(attempt, members, Stage.PREPARE)
-    failed = in_order(failures(members, reports, Stage.PREPARE))
+    failed = failures(members, reports, Stage.PREPARE)
     if failed:
-        return Verdict("failed", failed[0].message, failed)
+        findings, kind = in_order(failed), first_kind(failed)
+        retryable = kind in ("network", "replica")
+        return Verdict("failed", findings[0].message, findings, retryable=retryable, kind=kind)
     if any(report is None or report.state == "running" for report in reports):
         return PENDING
     outputs = [_output(report) for report in reports]
@@ -59,8 +61,9 @@ def judge_train(
             return PENDING
         failed = (*lost(members, reports, Stage.TRAIN), *failed)
     if failed or apart:
-        findings = (*apart, *in_order(failed))
-        return Verdict("failed", findings[0].message, findings, retryable=not apart)
+        findings, kind = (*apart, *in_order(failed)), first_kind(failed)
+        retryable = not apart and kind != "configuration"
+        return Verdict("failed", findings[0].message, findings, retryable=retryable, kind=kind)
     if under_way:
         return PENDING
     silent = sorted(set(range(attempt.world_size)) - {start.rank for start in starts})

@@ -596,3 +596,53 @@ def test_a_preflight_ends_after_the_collective() -> None:
     world.pass_stage(Stage.COLLECTIVE)
     assert world.jobs["job00001"].state == "succeeded"
     assert [record.stage for record in world.attempt().stages] == list(Stage)[:4]
+
+
+def failed_training(world: World, tail: str) -> Change:
+    """The running training of a job fails on rank 1, and both replicas let go."""
+    for stage in (Stage.MATCH, Stage.TCP, Stage.COLLECTIVE, Stage.PREPARE):
+        world.pass_stage(stage)
+    world.report(Stage.TRAIN, 1, RunResult(exit_code=1, ended_at=world.now_at, tail=(tail,)), "failed")
+    world.step(1)
+    world.let_go()
+    return world.step(0.5)
+
+
+@pytest.mark.parametrize(
+    ("tail", "state"),
+    [
+        ("RuntimeError: [gloo] Timed out waiting 1800000ms for recv operation to complete", "queued"),
+        ("KeyError: 'text'", "queued"),
+        ("ValueError: Your setup doesn't support bf16/gpu.", "failed"),
+        ("ModuleNotFoundError: No module named 'flash_attn'", "failed"),
+    ],
+)
+def test_only_a_fault_that_may_pass_is_tried_again(tail: str, state: str) -> None:
+    world = World("one", "two")
+    world.submit(attempts_allowed=3)
+    world.step()
+    failed_training(world, tail)
+    job = world.jobs["job00001"]
+    assert job.state == state
+    assert tail in job.verdict
+
+
+def test_the_next_attempt_follows_after_a_pause_that_grows_with_the_same_ranks() -> None:
+    world = World("one", "two")
+    world.submit(attempts_allowed=3)
+    world.step()
+    first = world.attempt()
+    change = failed_training(world, "KeyError: 'text'")
+    assert len(world.attempts) == 1
+    change = world.step(0.1)
+    assert change.wake_at is not None
+    world.step(change.wake_at - world.now_at - 0.1)
+    assert len(world.attempts) == 1
+    world.step(0.2)
+    second = world.attempt()
+    assert second.number == 2
+    assert [seat.replica_id for seat in second.seats] == [seat.replica_id for seat in first.seats]
+    failed_training(world, "KeyError: 'text'")
+    again = world.step(0.1)
+    assert again.wake_at is not None
+    assert again.wake_at - world.now_at > 3.0
