@@ -176,13 +176,17 @@ class Fleet:
         return sorted(view.hostname for view in self.page().items if view.alive)
 
     def gathered(self, *names: str) -> None:
-        """Wait until exactly these hosts are there, as they were started last."""
+        """Wait until these hosts are there, as they were started last."""
         wanted = [replica for replica in self.replicas if replica.host.name in names]
 
         def there() -> bool:
-            return all(replica.registered for replica in wanted) and self.alive() == sorted(names)
+            return all(replica.registered for replica in wanted) and set(names) <= set(self.alive())
 
         self.eventually(there, f"{names} registered")
+
+    def missing(self, name: str) -> None:
+        """Wait until the coordinator counts this host as gone."""
+        self.eventually(lambda: name not in self.alive(), f"{name} is gone")
 
     def ready(self, *names: str) -> None:
         """Wait until these hosts are there and have imported torch, so that no deadline runs against that."""

@@ -17,8 +17,9 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
 
+import httpx
 import pytest
-from fleet import PATIENCE_S, Fleet, Replica, fleet
+from fleet import PATIENCE_S, PORT, Fleet, Replica, fleet
 from namespaces import Host, MakeHosts
 
 from coordinator.core.views import JobView
@@ -64,17 +65,21 @@ def deployment(hosts: tuple[Host, ...], folder: Path, *, nodes: int | None = Non
 
 @pytest.fixture(scope="module")
 def lasting(module_hosts: MakeHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with deployment(module_hosts(3, outside=True), tmp_path_factory.mktemp("lasting")) as three:
-        yield three
+    with deployment(module_hosts(4, outside=True), tmp_path_factory.mktemp("lasting"), nodes=3) as four:
+        yield four
 
 
 @pytest.fixture
 def three(lasting: Fleet) -> Iterator[Fleet]:
-    """Three replicas that are there, have torch imported and nothing to do. Torch is imported once for all tests."""
-    for replica in lasting.replicas:
+    """Three replicas that are there, have torch imported and nothing to do, and a fourth that is not started.
+
+    They last for all tests: torch is imported once.
+    """
+    usual = lasting.replicas[:3]
+    for replica in usual:
         if replica.process is None or replica.process.poll() is not None:
             replica.up()
-    lasting.ready(*(replica.host.name for replica in lasting.replicas))
+    lasting.ready(*(replica.host.name for replica in usual))
     yield lasting
     for replica in lasting.replicas:
         replica.host.clear()
@@ -199,7 +204,7 @@ def test_more_nodes_than_there_are_is_said_early_and_ends_at_the_deadline(
 def test_replicas_beyond_what_a_job_wants_stand_by_and_serve_the_next(three: Fleet) -> None:
     first = submit(three, 2, {"prepare_until": "never"})
     assert seats(three.until(first, attempt(1))) == ["host-1", "host-2"]
-    roles = {view.hostname: (view.role, view.rank) for view in three.page().items}
+    roles = {view.hostname: (view.role, view.rank) for view in three.page().items if view.alive}
     assert roles == {"host-1": ("member", 0), "host-2": ("member", 1), "host-3": ("spare", None)}
     second = submit(three, 1, {"prepare_until": "never"})
     assert seats(three.until(second, attempt(1))) == ["host-3"]
@@ -212,12 +217,12 @@ def test_replicas_beyond_what_a_job_wants_stand_by_and_serve_the_next(three: Fle
 
 def test_ranks_outlast_attempts_restarts_and_the_return_of_one_that_was_replaced(three: Fleet) -> None:
     """By address host-2 would be rank 1; host-3 keeps the rank it took over when host-2 was away."""
-    second, third = three.replicas[1:]
+    second, third = three.replicas[1:3]
     job_id = submit(three, 2, {"prepare_until": "never"})
     assert seats(three.until(job_id, attempt(1))) == ["host-1", "host-2"]
     cancelled(three, job_id)
     second.vanish()
-    three.gathered("host-1", "host-3")
+    three.missing("host-2")
     retry(three, job_id)
     assert seats(three.until(job_id, attempt(2))) == ["host-1", "host-3"]
     cancelled(three, job_id)
@@ -230,7 +235,8 @@ def test_ranks_outlast_attempts_restarts_and_the_return_of_one_that_was_replaced
     third.vanish()
     third.up()
     three.eventually(lambda: incarnations(three)["host-3"] == before["host-3"] + 1, "host-3 is back")
-    retry(three, job_id)
+    ordered = three.master.run("retry", job_id)
+    assert (ordered.code, ordered.out.strip()) == (0, job_id), ordered
     job = three.until(job_id, attempt(4))
     assert seats(job) == ["host-1", "host-3"]
     assert [past.number for past in job.previous] == [1, 2, 3]
@@ -239,17 +245,17 @@ def test_ranks_outlast_attempts_restarts_and_the_return_of_one_that_was_replaced
 
 
 def retry(deployment: Fleet, job_id: str) -> None:
-    ordered = deployment.replicas[0].run("retry", job_id)
-    assert (ordered.code, ordered.out.strip()) == (0, job_id), ordered
+    deployment.client.post(f"/jobs/{job_id}/retry").raise_for_status()
 
 
 def incarnations(deployment: Fleet) -> dict[str, int]:
     return {view.hostname: view.incarnation for view in deployment.page().items}
 
 
+@pytest.mark.long  # the decision itself: tests/service/test_clones.py
 def test_a_cloned_state_folder_gets_an_id_of_its_own(three: Fleet) -> None:
-    second, third = three.replicas[1:]
-    ids = {view.hostname: view.id for view in three.page().items}
+    second, third = three.replicas[1:3]
+    ids = {view.hostname: view.id for view in three.page().items if view.alive}
     third.vanish()
     shutil.rmtree(third.state)
     shutil.copytree(second.state, third.state)
@@ -279,21 +285,21 @@ def test_a_cloned_state_folder_gets_an_id_of_its_own(three: Fleet) -> None:
 
 
 def test_a_coordinator_killed_while_gathering_goes_on_gathering(three: Fleet) -> None:
-    three.replicas[2].vanish()
-    three.gathered("host-1", "host-2")
-    job_id = submit(three, 3)
-    three.until(job_id, lambda job: "waiting for one more" in job.verdict)
+    fourth = three.replicas[3]
+    job_id = submit(three, 4)
+    since = three.until(job_id, lambda job: "waiting for one more" in job.verdict).started_at
     before = kill(three.master, "coordinator")
     three.eventually(
         lambda: three.master.pid_of(*SERVICES["coordinator"]) not in (None, before), "it is started again"
     )
-    three.gathered("host-1", "host-2")
-    job = three.until(job_id, lambda job: "waiting for one more" in job.verdict)
-    assert job.state == "queued"
-    three.replicas[2].up()
-    assert seats(three.until(job_id, attempt(1))) == ["host-1", "host-2", "host-3"]
+    fourth.up()
+    job = three.until(job_id, attempt(1))
+    assert seats(job) == ["host-1", "host-2", "host-3", "host-4"]
+    assert job.started_at == since, "the time to gather goes on"
     assert "coordinator was ended by SIGKILL; started again in 0.2 s" in three.master.said
     cancelled(three, job_id)
+    fourth.ask()
+    assert fourth.gone() == 0
 
 
 def test_a_coordinator_killed_while_data_is_prepared_ends_nothing(three: Fleet) -> None:
@@ -323,7 +329,7 @@ def test_a_coordinator_killed_while_data_is_prepared_ends_nothing(three: Fleet) 
 
 
 def test_a_replica_killed_between_join_and_start_is_named(three: Fleet) -> None:
-    second, third = three.replicas[1:]
+    second, third = three.replicas[1:3]
     second.host.drop_from(third.host)  # so that the probes take a while
     job_id = submit(three, 3)
     three.until(job_id, lambda job: job.stage == "tcp")
@@ -343,13 +349,13 @@ def test_a_replica_killed_between_join_and_start_is_named(three: Fleet) -> None:
 
 
 def while_gathering(deployment: Fleet) -> str:
-    job_id = submit(deployment, 4)
-    deployment.until(job_id, lambda job: "waiting for one more" in job.verdict)
+    job_id = submit(deployment, 9)
+    deployment.until(job_id, lambda job: "waiting for" in job.verdict)
     return job_id
 
 
 def while_probing(deployment: Fleet) -> str:
-    for replica in deployment.replicas[1:]:
+    for replica in deployment.replicas[1:3]:
         # New connections vanish; what is connected, the agent to its coordinator, goes on.
         replica.host.iptables("-A", "INPUT", "-p", "tcp", "--syn", "-j", "DROP")
     job_id = submit(deployment, 3)
@@ -360,15 +366,17 @@ def while_probing(deployment: Fleet) -> str:
 def while_preparing(deployment: Fleet) -> str:
     job_id = submit(deployment, 3, {"silent": True})
     deployment.until(job_id, lambda job: job.stage == "prepare")
-    deployment.eventually(lambda: all(replica.training() for replica in deployment.replicas), "all prepare")
+    deployment.eventually(
+        lambda: all(replica.training() for replica in deployment.replicas[:3]), "all prepare"
+    )
     return job_id
 
 
 @pytest.mark.parametrize(
     ("when", "how", "code"),
     [
-        pytest.param(while_gathering, signal.SIGINT, 130, id="gather"),
-        pytest.param(while_probing, signal.SIGTERM, 0, id="tcp"),
+        pytest.param(while_gathering, signal.SIGINT, 130, id="gather", marks=pytest.mark.long),
+        pytest.param(while_probing, signal.SIGTERM, 0, id="tcp", marks=pytest.mark.long),
         pytest.param(while_preparing, signal.SIGINT, 130, id="prepare"),
     ],
 )
@@ -376,12 +384,13 @@ def test_asked_to_end_a_replica_leaves_nothing_in_any_stage(
     three: Fleet, when: Callable[[Fleet], str], how: signal.Signals, code: int
 ) -> None:
     job_id = when(three)
-    for replica in three.replicas:
+    usual = three.replicas[:3]
+    for replica in usual:
         replica.ask(how)
-    for replica in three.replicas:
+    for replica in usual:
         assert replica.gone() == code, replica.said
         assert "Traceback" not in replica.said
-    three.up()
+    three.up(0, 1, 2)
     three.gathered("host-1", "host-2", "host-3")
     # Whether the coordinator heard of the end, or ended first: the job is as it was, or has failed for that reason.
     job = three.job(job_id)
@@ -415,4 +424,11 @@ def test_a_port_in_use_is_said_and_serves_as_soon_as_it_is_free(hosts: MakeHosts
             holder.wait()
         pair.up(0)
         pair.gathered("host-1", "host-2")
-        pair.eventually(lambda: second.run("nodes").code == 0, "the page is passed on")
+        pair.eventually(lambda: passed_on(second), "the page is passed on")
+
+
+def passed_on(replica: Replica) -> bool:
+    try:
+        return httpx.get(f"http://{replica.host.address}:{PORT}/healthz", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
