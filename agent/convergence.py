@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -59,6 +60,10 @@ class Convergence:
 
     def shims(self) -> tuple[ProcessId, ...]:
         return launcher.shims(self._work.folder) if self._work else ()
+
+    def streams(self) -> Path | None:
+        """Where the logs of what runs here grow."""
+        return self._work.folder.streams if self._work else None
 
     def holding(self) -> set[str]:
         """Attempts of which something runs here. Processes that lost their shim are seen within `MARKS_S`."""

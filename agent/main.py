@@ -353,8 +353,8 @@ class Agent:
         """A reading, unless the GPU's driver hangs; then reports go out without."""
         if self._reading is not None and not self._reading.done():
             return None
-        roots = self._convergence.shims()
-        self._reading = asyncio.ensure_future(asyncio.to_thread(self._meter.read, roots))
+        roots, streams = self._convergence.shims(), self._convergence.streams()
+        self._reading = asyncio.ensure_future(asyncio.to_thread(self._meter.read, roots, streams))
         done, _ = await asyncio.wait([self._reading], timeout=self._rhythm.reading_s)
         return self._reading.result() if done else None
 
