@@ -22,6 +22,7 @@ from coordinator.core.protocol import (
     Stage,
     TaskReport,
 )
+from coordinator.core.track import Track
 from coordinator.core.trouble import Kind
 from coordinator.core.views import ComparedAnswer, Deadlines, JobState
 
@@ -187,6 +188,15 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Watched:
+    """What the watchdog knows of a training: a track of each rank, on the monotonic clock; `since_s`: first looked at."""
+
+    tracks: tuple[Track, ...]
+    now_s: float
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything a decision may look at.
 
@@ -194,6 +204,7 @@ class Snapshot:
         jobs: queued and running ones, oldest first.
         attempts: those not ended, and the last ended one of each open job.
         starts: what the training processes said of themselves when they started, by attempt.
+        watched: trainings that are to be judged now, by attempt; empty in between.
     """
 
     now_at: float
@@ -201,3 +212,4 @@ class Snapshot:
     attempts: tuple[AttemptState, ...]
     replicas: Mapping[str, Observed]
     starts: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict)
+    watched: Mapping[str, Watched] = field(default_factory=dict)

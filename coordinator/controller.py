@@ -12,21 +12,23 @@ import contextlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import structlog
 from sqlalchemy import Connection
 
 from coordinator.assignment import Work, plan
-from coordinator.attempt import AttemptState, Job, Snapshot
+from coordinator.attempt import AttemptState, Job, Snapshot, Watched
 from coordinator.broadcast import Broadcast
 from coordinator.core.clock import monotonic_s, now_at
 from coordinator.core.protocol import Finding, ProgressRecord, Stage, TaskReport
+from coordinator.core.track import THRESHOLDS
 from coordinator.core.views import JobState, Submission
 from coordinator.lifecycle import Change, advance
 from coordinator.roster import Presence, Roster, as_known
 from coordinator.store import Store, queries, rows
+from coordinator.watch import LOOK_EVERY_S, Heard, Watch, is_training
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +63,8 @@ class Controller:
         self._noted: list[Finding] = []
         self._wake_at: float | None = None
         self._open = False
+        self._watch = Watch()
+        self._watched_s = float("-inf")
 
     # --- what others tell it
 
@@ -162,6 +166,7 @@ class Controller:
             (*self._attempts.values(), *last),
             self._roster.observed(),
             {attempt_id: tuple(starts.values()) for attempt_id, starts in self._starts.items()},
+            await self._look_at_trainings(jobs),
         )
         change = advance(snapshot)
         self._wake_at = change.wake_at
@@ -179,6 +184,37 @@ class Controller:
         await self._assign(change.attempts)
         self._tell(change, snapshot)
         self.wake()  # a stage that was entered may have passed already
+
+    async def _look_at_trainings(self, jobs: Iterable[Job]) -> Mapping[str, Watched]:
+        """What is known of every training that runs, once a second; nothing in between."""
+        now_s = monotonic_s()
+        if now_s - self._watched_s < LOOK_EVERY_S:
+            return {}
+        self._watched_s = now_s
+        running = [attempt for attempt in self._attempts.values() if is_training(attempt)]
+        self._watch.keep(attempt.id for attempt in running)
+        quiet_s = {job.id: job.deadlines.train_quiet_s for job in jobs}
+        found = {}
+        for attempt in running:
+            newest = await self._store.read(lambda c, a=attempt.id: queries.newest_metrics(c, a))  # type: ignore[misc]
+            words = [(metric.id, ProgressRecord.model_validate(metric.record)) for metric in newest]
+            window_s = quiet_s.get(attempt.job_id) or THRESHOLDS.window_s
+            found[attempt.id] = self._watch.look(
+                attempt, self._heard(attempt), words, now_s, replace(THRESHOLDS, window_s=window_s)
+            )
+        return found
+
+    def _heard(self, attempt: AttemptState) -> dict[str, Heard]:
+        """The last reading of each replica of an attempt; none of one that has registered anew and not yet reported."""
+        present = ((seat.replica_id, self._roster.get(seat.replica_id)) for seat in attempt.seats)
+        return {
+            replica_id: Heard(
+                presence.telemetry,
+                (task := presence.tasks.get(Stage.TRAIN.value)) is None or task.state == "running",
+            )
+            for replica_id, presence in present
+            if presence is not None and presence.attempt_id == attempt.id
+        }
 
     async def _job(self, row: rows.Job) -> Job:
         work = await self._work(row.id)

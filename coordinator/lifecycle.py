@@ -312,7 +312,8 @@ def _judge(
     if stage is Stage.PREPARE:
         return judge_prepare(attempt, members)
     if stage is Stage.TRAIN:
-        return judge_train(attempt, members, snapshot.starts.get(attempt.id, ()), snapshot.now_at)
+        starts, watched = snapshot.starts.get(attempt.id, ()), snapshot.watched.get(attempt.id)
+        return judge_train(attempt, members, starts, snapshot.now_at, watched, job.deadlines.train_quiet_s)
     if stage is Stage.COLLECT:
         return judge_collect(attempt, members)
     return judge_compare(job, attempt, members)

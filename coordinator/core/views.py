@@ -36,6 +36,7 @@ class Deadlines(Input):
 
     The defaults are judgements: a container image takes up to two hours to be pulled everywhere; a healthy
     handshake takes seconds; tokenising a large dataset takes most of an hour but always shows progress.
+    `train_quiet_s`: for how long no rank must have worked before a training counts as hung; 0: it is never ended for it.
     """
 
     gather_s: float = Field(default=7200, gt=0)
@@ -44,6 +45,7 @@ class Deadlines(Input):
     collective_s: float = Field(default=60, gt=0)
     prepare_s: float = Field(default=3600, gt=0)
     prepare_idle_s: float = Field(default=600, gt=0)
+    train_quiet_s: float = Field(default=40, ge=0)
     collect_s: float = Field(default=1800, gt=0)
     compare_s: float = Field(default=600, gt=0)
 
