@@ -11,16 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+from pydantic import ValidationError
 
 from agent import launcher
 from agent.streams import Mirror
 from agent.tasks import Attempt, Surroundings
 from coordinator.core.clock import monotonic_s
+from coordinator.core.paths import AttemptFolder, write_whole
 from coordinator.core.process import ProcessId
-from coordinator.core.protocol import AttemptPlan, Desired, TaskReport
+from coordinator.core.protocol import AttemptPlan, Desired, HeldAttempt, JobSnapshot, TaskReport
 
 log = structlog.get_logger("agent")
 
+# A registration with a larger one would not be read.
+SNAPSHOT_BYTES = 6 << 20
 MARKS_S = 15.0  # how often all processes are searched for those of an attempt, when nothing suggests a change
 
 
@@ -74,6 +78,15 @@ class Convergence:
             held.add(self._work.attempt_id)
         return held
 
+    def held(self) -> tuple[HeldAttempt, ...]:
+        """What runs here, with what a coordinator that does not know it can start from."""
+        held = self.holding()
+        return tuple(
+            HeldAttempt(attempt_id=attempt_id, snapshot=_snapshot(folder))
+            for attempt_id, folder in launcher.attempt_folders(self._layout)
+            if attempt_id in held
+        )
+
     def _look(self) -> set[str]:
         """Search all processes for those of an attempt, now."""
         self._marked, self._marked_at_s = launcher.marked(self._layout), monotonic_s()
@@ -106,12 +119,14 @@ class Convergence:
             if desired is None:
                 continue
             plan = desired.attempt
-            await self._leave_others(plan.attempt_id if plan else None)
+            wanted = {plan.attempt_id} if plan else set(desired.unknown)
+            await self._leave_others(wanted)
             if plan is None or self._is_outdated(plan):
                 continue
             if self._work is None:
                 self._work = self._attempt(plan.attempt_id)
             self._prepare(plan)
+            await asyncio.to_thread(_keep_snapshot, plan, self._work.folder)
             self._work.want(plan)
             self._around.news(False)
 
@@ -151,22 +166,22 @@ class Convergence:
         now = self._desired.attempt if self._desired else None
         return now is None or now.attempt_id != plan.attempt_id
 
-    async def _leave_others(self, wanted: str | None) -> None:
-        """End every attempt but the wanted one; each is reported as held for as long as anything of it is left."""
-        left_work = self._work is not None and self._work.attempt_id != wanted
+    async def _leave_others(self, wanted: set[str]) -> None:
+        """End every attempt but the wanted ones; each is reported as held for as long as anything of it is left."""
+        left_work = self._work is not None and self._work.attempt_id not in wanted
         if left_work and self._work is not None:
             await self._work.aclose()
-        others = self._look() - {wanted}
+        others = self._look() - wanted
         if others:
             log.info("ending", attempts=sorted(others))
             await asyncio.gather(*(self._end(attempt_id) for attempt_id in others))
         held = self._look()
-        still = held - {wanted}
+        still = held - wanted
         if left_work:
             self._work = None
             await self._around.warm.start()
         for attempt_id, _ in launcher.attempt_folders(self._layout):
-            if attempt_id != wanted and attempt_id not in still:
+            if attempt_id not in wanted and attempt_id not in still:
                 self._mirror.close(attempt_id)
         if left_work or others:
             self._around.news(True)
@@ -180,3 +195,22 @@ class Convergence:
         if stuck:
             log.error("not even SIGKILL ends them", attempt=attempt_id, pids=[one.pid for one in stuck])
         launcher.reap()
+
+
+def _keep_snapshot(plan: AttemptPlan, folder: AttemptFolder) -> None:
+    """For a coordinator that has lost its store: what this one knows of the job and its attempt, newest last."""
+    if plan.snapshot is None:
+        return
+    try:
+        write_whole(folder.snapshot, plan.snapshot.model_dump_json().encode())
+    except OSError as error:  # the training is worth more than its insurance
+        log.warning("a snapshot cannot be kept", attempt=plan.attempt_id, why=error.strerror or str(error))
+
+
+def _snapshot(folder: AttemptFolder) -> JobSnapshot | None:
+    try:
+        if folder.snapshot.stat().st_size > SNAPSHOT_BYTES:
+            return None
+        return JobSnapshot.model_validate_json(folder.snapshot.read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -210,6 +210,7 @@ class Agent:
             gpu_count=await asyncio.to_thread(gpus.count, self._environment),
             echo_port=self._echo.port if self._echo else 0,
             data_roots=settings.data_roots,
+            held=self._convergence.held(),
         )
 
     def _outdated(self, seen: int) -> None:

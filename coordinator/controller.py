@@ -21,12 +21,14 @@ from sqlalchemy import Connection
 from coordinator.assignment import Work, plan
 from coordinator.attempt import AttemptState, Job, Snapshot, Watched
 from coordinator.broadcast import Broadcast
+from coordinator.core.catalogue import finding
 from coordinator.core.clock import monotonic_s, now_at
-from coordinator.core.protocol import Finding, ProgressRecord, Stage, TaskReport
+from coordinator.core.protocol import Finding, HeldAttempt, ProgressRecord, Stage, TaskReport
 from coordinator.core.track import THRESHOLDS
 from coordinator.core.views import JobState, Submission
 from coordinator.lifecycle import Change, advance
-from coordinator.roster import Presence, Roster, as_known
+from coordinator.recovery import KEEPERS, put_together, snapshot_of
+from coordinator.roster import Presence, Roster, as_known, expected
 from coordinator.store import Store, queries, rows
 from coordinator.watch import LOOK_EVERY_S, Heard, Watch, is_training
 
@@ -93,6 +95,67 @@ class Controller:
             return None
         return self._seat(AttemptState.model_validate(row.record))
 
+    async def take_up(self, replica_id: str, held: Iterable[HeldAttempt], *, trusted: bool) -> frozenset[str]:
+        """A replica holds these attempts: those that are ours get their plans; what the store has lost is put back.
+
+        Args:
+            trusted: the join token in force was shown; with any other a snapshot is not believed.
+
+        Returns:
+            The attempts that stay unknown: the replica is to leave them as they are.
+        """
+        unknown: set[str] = set()
+        for one in held:
+            found = put_together(one, replica_id) if trusted else None
+            if await self.standing(one.attempt_id) is None and found is not None:
+                await self._put_back(*found)
+            if await self.standing(one.attempt_id) is None:
+                unknown.add(one.attempt_id)
+            elif (attempt := self._attempts.get(one.attempt_id)) is not None:
+                await self._assign([attempt])
+        return frozenset(unknown)
+
+    async def _put_back(self, job: rows.Job, attempt: AttemptState) -> None:
+        """A job and its attempt from a replica's snapshot, as if they had always been here."""
+        record = attempt.model_dump(mode="json")
+        noted = finding(
+            "SYS030",
+            f"Job {job.id} was taken up again from what {attempt.seats[0].hostname or 'a replica'} holds.",
+        )
+
+        def put_back(c: Connection) -> bool:
+            if queries.attempt(c, attempt.id) is not None:
+                return False
+            if queries.job(c, job.id) is None:
+                queries.insert_job(c, job)
+            else:
+                queries.update_job(c, job.id, state=job.state, stage=job.stage, attempts=attempt.number)
+            queries.insert_attempt(
+                c,
+                rows.Attempt(attempt.id, job.id, attempt.number, attempt.created_at, record=record),
+            )
+            queries.insert_findings(c, job.id, attempt.id, now_at(), [noted])
+            queries.insert_event(
+                c, at=now_at(), actor="coordinator", action="job.taken_up", job_id=job.id,
+                detail={"attempt": attempt.id},
+            )  # fmt: skip
+            return True
+
+        if not await self._store.write(put_back):
+            return
+        log.warning("job taken up again from a replica's snapshot", job=job.id, attempt=attempt.id)
+        for seat in attempt.seats:
+            presence = self._roster.get(seat.replica_id)
+            if presence is None:
+                self._roster.put(presence := expected(seat))
+            presence.holding |= {attempt.id}
+            presence.heard_s = monotonic_s()
+            self._roster.leave_alone(seat.replica_id, presence.unknown - {attempt.id})
+        self._attempts[attempt.id] = attempt
+        self._seat(attempt)
+        self._broadcast.publish("jobs")
+        self.wake()
+
     def attempt(self, attempt_id: str) -> AttemptState | None:
         """An attempt that is not ended."""
         return self._attempts.get(attempt_id)
@@ -131,6 +194,10 @@ class Controller:
             self._attempts[attempt.id] = attempt
             self._seat(attempt)
         await self._assign(self._attempts.values())
+        for presence in presences:
+            held = [one.attempt_id for one in presence.registration.held]
+            lost = frozenset([one for one in held if await self.standing(one) is None])
+            self._roster.leave_alone(presence.replica_id, lost)
 
     async def run(self) -> None:
         """Make passes until cancelled. An error in one is logged and the next goes on."""
@@ -285,7 +352,10 @@ class Controller:
                 if presence is None:
                     continue
                 presence.last_rank = seat.rank
-                self._roster.assign(seat.replica_id, plan(job, work, attempt, seat, presence.facts))
+                what = plan(job, work, attempt, seat, presence.facts)
+                if what.task is not None and seat.rank < KEEPERS and what.files:
+                    what = what.model_copy(update={"snapshot": snapshot_of(row, attempt)})
+                self._roster.assign(seat.replica_id, what)
 
     def _tell(self, change: Change, snapshot: Snapshot) -> None:
         touched = {job.id for job in change.jobs} | {a.job_id for a in change.attempts}

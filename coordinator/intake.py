@@ -91,14 +91,15 @@ class Intake:
         found: tuple[Finding, ...] = ()
         before = self._roster.get(registration.replica_id)
         if before is not None:
-            if _is_a_clone(registration, before, monotonic_s()):
+            seen = bool(before.registration.fingerprint)  # else nothing but its seat is known of it
+            if seen and _is_a_clone(registration, before, monotonic_s()):
                 registration, found = _as_a_clone(registration, before)
                 before = None
             elif before.incarnation > registration.incarnation:
                 raise Stale(before.incarnation)
         token = secrets.token_urlsafe(TOKEN_BYTES)
         presence = Presence(
-            registration=registration,
+            registration=registration.model_copy(update={"held": ()}),
             incarnation=registration.incarnation,
             token_hash=self._roster.hashed(token, joined_with_previous=joined_with_previous),
             registered_at=now_at(),
@@ -109,7 +110,8 @@ class Intake:
             presence.last_rank, presence.facts = before.last_rank, before.facts
             presence.holding, presence.attempt_id = before.holding, before.attempt_id
             presence.tasks = before.tasks
-        dumped = registration.model_dump_json()
+        held = tuple(one.model_copy(update={"snapshot": None}) for one in registration.held)
+        dumped = registration.model_copy(update={"held": held}).model_dump_json()
 
         def enter(connection: Connection) -> None:
             queries.upsert_replica(
@@ -133,6 +135,8 @@ class Intake:
 
         await self._store.write(enter)
         self._roster.put(presence)
+        if registration.held:
+            found += await self._take_up(registration, trusted=not joined_with_previous)
         log.info(
             "replica registered",
             replica=registration.replica_id,
@@ -148,6 +152,20 @@ class Intake:
             token=token,
             incarnation=registration.incarnation,
             findings=found,
+        )
+
+    async def _take_up(self, registration: Registration, *, trusted: bool) -> tuple[Finding, ...]:
+        """What runs there already is taken up, or left alone: nothing is ended that this coordinator does not know."""
+        replica_id = registration.replica_id
+        unknown = await self._controller.take_up(replica_id, registration.held, trusted=trusted)
+        self._roster.leave_alone(replica_id, unknown)
+        return tuple(
+            finding(
+                "SYS031",
+                f"{registration.hostname or replica_id} runs attempt {attempt_id}, of which this coordinator knows nothing.",
+                replica=replica_id,
+            )
+            for attempt_id in sorted(unknown)
         )
 
     # --- reports

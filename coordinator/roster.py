@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from coordinator.attempt import Observed
-from coordinator.core.clock import instant, monotonic_s
+from coordinator.attempt import Observed, Seat
+from coordinator.core.clock import instant, monotonic_s, now_at
 from coordinator.core.protocol import (
     AttemptPlan,
     Desired,
@@ -60,6 +60,7 @@ class Presence:
     attempt_id: str | None = None
     tasks: dict[str, TaskReport] = field(default_factory=dict)
     plan: AttemptPlan | None = None
+    unknown: frozenset[str] = frozenset()
     uploads: dict[str, UploadRequest] = field(default_factory=dict)
     version: str = ""
     body: bytes = b""
@@ -86,6 +87,27 @@ def as_known(row: rows.Replica) -> Presence:
         heard_s=monotonic_s() - ALIVE_WITHIN_S - 1.0,
         last_rank=row.last_rank,
         facts=Facts.model_validate(row.facts) if row.facts else None,
+    )
+
+
+def expected(seat: Seat) -> Presence:
+    """A replica of which no more is known than the seat it has: its silence counts from now on."""
+    registration = Registration(
+        replica_id=seat.replica_id,
+        fingerprint="",
+        incarnation=1,
+        hostname=seat.hostname,
+        addresses=seat.offers,
+        echo_port=seat.echo_port,
+        gpu_count=seat.gpu_count,
+    )
+    return Presence(
+        registration=registration,
+        incarnation=1,
+        token_hash="",
+        registered_at=now_at(),
+        heard_s=monotonic_s(),
+        last_rank=seat.rank,
     )
 
 
@@ -117,10 +139,12 @@ class Roster:
         if before is not None:
             self._by_token.pop(before.token_hash, None)
             presence.plan, presence.uploads = before.plan, before.uploads
+            presence.unknown = before.unknown
             _release(before)
         _encode(presence)
         self._presences[presence.replica_id] = presence
-        self._by_token[presence.token_hash] = presence.replica_id
+        if presence.token_hash:
+            self._by_token[presence.token_hash] = presence.replica_id
 
     def replica_by_token(self, token: str) -> tuple[str, int] | None:
         """Whose token this is: (replica id, incarnation it was issued to); None for no one's."""
@@ -171,6 +195,14 @@ class Roster:
         _encode(presence)
         _release(presence)
         return True
+
+    def leave_alone(self, replica_id: str, unknown: frozenset[str]) -> None:
+        """These attempts that the replica holds are not ours to end; wakes its held reads."""
+        presence = self._presences.get(replica_id)
+        if presence is not None and presence.unknown != unknown:
+            presence.unknown = unknown
+            _encode(presence)
+            _release(presence)
 
     def request_upload(self, replica_id: str, request: UploadRequest) -> bool:
         """Ask a replica for a file; False when it is not here."""
@@ -247,7 +279,12 @@ def _view(presence: Presence, now_s: float) -> ReplicaView:
 
 def _encode(presence: Presence) -> None:
     """Encode the desired state once; its version is a hash of it, so that it survives a restart."""
-    desired = Desired(version="", attempt=presence.plan, uploads=tuple(presence.uploads.values()))
+    desired = Desired(
+        version="",
+        attempt=presence.plan,
+        unknown=tuple(sorted(presence.unknown)),
+        uploads=tuple(presence.uploads.values()),
+    )
     raw = desired.model_dump_json().encode()
     presence.version = hashlib.sha256(raw).hexdigest()[:16]
     presence.body = raw.replace(b'"version":""', f'"version":"{presence.version}"'.encode(), 1)

@@ -67,7 +67,8 @@ def body_limit(method: str, path: str) -> int | None:
         return None
     if path.endswith(("/jobs", "/checks")):
         return SUBMISSION_BYTES
-    return REPORT_BYTES if path.endswith("/report") else OTHER_BYTES
+    # A registration may bring the snapshot of a job.
+    return REPORT_BYTES if path.endswith(("/report", "/replicas")) else OTHER_BYTES
 
 
 class Edge:

@@ -111,6 +111,11 @@ class AttemptFolder:
         return self.tasks / safe_name(task_id)
 
     @property
+    def snapshot(self) -> Path:
+        """`protocol.JobSnapshot` of the attempt, on the few replicas that keep one."""
+        return self.root / "snapshot.json"
+
+    @property
     def mirrored(self) -> Path:
         """Exists once the attempt is over and the coordinator has every byte of its streams."""
         return self.root / "mirrored"

@@ -142,6 +142,23 @@ class Facts(Message):
     problems: tuple[str, ...] = ()
 
 
+class JobSnapshot(Message):
+    """A job and one of its attempts as the coordinator knew them, for one that has lost its store to start from.
+
+    `job` and `attempt` are the coordinator's own records; an agent keeps them on its disk and does not read them.
+    """
+
+    job: dict[str, JsonValue]
+    attempt: dict[str, JsonValue]
+
+
+class HeldAttempt(Message):
+    """An attempt that a replica still has processes of, with its snapshot where this replica keeps one."""
+
+    attempt_id: str = Field(max_length=128)
+    snapshot: JobSnapshot | None = None
+
+
 class Registration(Message):
     """`POST /replicas`: an agent introduces its replica.
 
@@ -154,6 +171,7 @@ class Registration(Message):
         beside_coordinator: this agent runs in the coordinator's own replica.
         gpu_count: GPUs this replica offers; 0 trains on the CPU.
         echo_port: where its echo server listens for the peers' tcp probes.
+        held: attempts that run here: a coordinator that does not know them must not take them for leftovers.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -168,6 +186,7 @@ class Registration(Message):
     gpu_count: int = Field(default=0, ge=0)
     echo_port: int = Field(default=0, ge=0, le=65535)
     data_roots: tuple[str, ...] = ()
+    held: tuple[HeldAttempt, ...] = Field(default=(), max_length=64)
 
 
 class Registered(Message):
@@ -300,6 +319,7 @@ class AttemptPlan(Message):
     bundle_sha256: str | None = None
     rendezvous_port: int | None = None
     task: Task | None = None
+    snapshot: JobSnapshot | None = None
 
 
 class UploadRequest(Message):
@@ -313,10 +333,12 @@ class UploadRequest(Message):
 
 
 class Desired(Message):
-    """`GET /replicas/{id}/desired`. `version` is the ETag; no attempt means: hold nothing, run nothing."""
+    """`GET /replicas/{id}/desired`. `version` is the ETag; no attempt means: hold nothing, run nothing,
+    but for `unknown`: attempts that this coordinator knows nothing of (it may have lost its store) go on as they are."""
 
     version: str
     attempt: AttemptPlan | None = None
+    unknown: tuple[str, ...] = ()
     uploads: tuple[UploadRequest, ...] = ()
 
 

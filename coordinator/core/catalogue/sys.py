@@ -114,6 +114,24 @@ ENTRIES: tuple[Entry, ...] = (
         fix="Use an Axolotl image, or `pip install 'rankcall[train]'`; RANKCALL_PYTHON names another interpreter.",
     ),
     Entry(
+        code="SYS030",
+        title="A job taken up again",
+        severity="note",
+        what="The coordinator had lost its store, and put this job back from what a replica holds of it.",
+        why="Training does not end because the coordinator's disk did. Its logs and figures are sent again by the "
+        "replicas; jobs that had ended before are gone from the list, their files are still on the replicas.",
+        fix="Nothing to do. Keep RANKCALL_STATE_DIR of the coordinator on a disk that outlives its container.",
+    ),
+    Entry(
+        code="SYS031",
+        title="A training nobody knows",
+        severity="warning",
+        what="A replica runs an attempt of which this coordinator knows nothing, and no replica has its snapshot.",
+        why="The coordinator has lost its store, or is another one than the one that started the training. What it does "
+        "not know it does not end; the replica gets no new work while it runs.",
+        fix="Let it finish; or end it with SIGTERM to `rankcall up` on that replica, and start that again.",
+    ),
+    Entry(
         code="SYS029",
         title="A setting cannot be understood",
         severity="error",
