@@ -264,7 +264,7 @@ def making() -> Iterator[MakeHosts]:
             try:
                 return stack.enter_context(hosts(count, ipv4=ipv4, ipv6=ipv6, outside=outside))
             except CannotMakeHosts as problem:
-                pytest.fail(f"this machine cannot stand for several hosts: {problem}")
+                pytest.fail(f"this machine cannot stand for several hosts: {problem}", pytrace=False)
 
         yield make
 
@@ -277,7 +277,9 @@ def check() -> None:
     """
     if os.geteuid() != 0:
         raise CannotMakeHosts("network namespaces need root: run the tests as root")
-    missing = [tool for tool in ("ip", "iptables", "ip6tables", "unshare") if shutil.which(tool) is None]
+    missing = [
+        tool for tool in ("ip", "ss", "iptables", "ip6tables", "unshare") if shutil.which(tool) is None
+    ]
     if missing:
         raise CannotMakeHosts(f"{', '.join(missing)} not found: apt-get install iproute2 iptables util-linux")
     probe = f"{PREFIX}-{os.getpid()}-probe"
