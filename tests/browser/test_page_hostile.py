@@ -140,7 +140,7 @@ def test_a_very_long_log_leaves_the_page_small_and_quick(tmp_path: Path, open_pa
         page.get_by_role("button", name="Jump to the end").click()
         expect(page.get_by_role("button", name="Jump to the end")).to_be_hidden()
         page.get_by_role("button", name="Earlier").click()
-        expect(log).to_contain_text("burst 2 line 0")
+        expect(log).to_contain_text("burst 2 line 0", timeout=20_000)
         shown = [line.split() for line in log.inner_text().splitlines() if line.startswith("burst")]
         numbers = [int(burst) * 2000 + int(number) for _, burst, _, number in shown]
         assert len(numbers) > 5001
