@@ -5,7 +5,9 @@ are stood in for; anything else (the probes, torch included) goes to the real in
 by `behaviour.json` in the submission's bundle:
 
     {"steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
-     "prepare_until": "release"}
+     "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}}
+
+`hang`: the ranks named do nothing any more after their steps, in the first attempt on this replica.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def launch(arguments: list[str]) -> int:
     config = Path(arguments[arguments.index("--config_file") + 1]).read_text()
     lines = dict(line.split(": ", 1) for line in config.splitlines() if ": " in line)
     worker = [sys.executable, __file__, "worker", lines["machine_rank"], lines["num_machines"]]
-    return subprocess.Popen(worker, start_new_session=True).wait()
+    marks = {"RANK": lines["machine_rank"], "LOCAL_RANK": "0"}
+    return subprocess.Popen(worker, start_new_session=True, env={**os.environ, **marks}).wait()
 
 
 def worker(rank: int, world: int) -> int:
@@ -62,6 +65,7 @@ def worker(rank: int, world: int) -> int:
     for _ in range(told.get("burst_lines", 0) // 1000):
         sys.stdout.write("".join(f"{number:06d} " + "x" * 92 + "\n" for number in range(1000)))
     sys.stdout.flush()
+    hang(told.get("hang", {}).get(str(rank), ""))
     while told.get("until") and not Path(told["until"]).exists():
         print("waiting", flush=True)
         time.sleep(0.1)
@@ -70,6 +74,16 @@ def worker(rank: int, world: int) -> int:
         save(Path("outputs"))
     print("the end", flush=True)
     return int(told.get("exit", {}).get(str(rank), 0))
+
+
+def hang(how: str) -> None:
+    hung = Path("hung-before")
+    if not how or hung.exists():
+        return
+    hung.touch()
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
 
 
 def record(**values: Any) -> None:
