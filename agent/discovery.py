@@ -37,6 +37,10 @@ class Told(Protocol):
     @property
     def address(self) -> str | None: ...
     @property
+    def tls_cert(self) -> Path | None: ...
+    @property
+    def tls_ca(self) -> Path | None: ...
+    @property
     def nodes(self) -> int | None: ...
 
 
@@ -49,6 +53,7 @@ def hints_from(told: Told) -> Hints:
         port=told.port,
         address=told.address,
         nodes=told.nodes,
+        tls=told.tls_cert is not None or told.tls_ca is not None,
     )
 
 

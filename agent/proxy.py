@@ -20,7 +20,15 @@ from typing import Any
 import httpx
 
 from agent.discovery import locate
-from coordinator.core.whereabouts import BadHint, Hints, Undecided, hints_of, without_service_links
+from coordinator.core import tls
+from coordinator.core.whereabouts import (
+    BadHint,
+    Hints,
+    Undecided,
+    hints_of,
+    speaks_tls,
+    without_service_links,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -57,6 +65,7 @@ class Proxy:
         self._whereabouts = whereabouts
         self._url: str | None = None
         self._client = httpx.AsyncClient(
+            verify=tls.verification("https:" if speaks_tls(os.environ) else "http:"),
             timeout=httpx.Timeout(_SILENT_S, connect=_CONNECT_S),
             limits=httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=32),
             follow_redirects=False,
@@ -258,6 +267,8 @@ async def serve(hints: Hints, listener: socket.socket) -> None:
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
+        ssl_certfile=os.environ.get(tls.CERT) or None,
+        ssl_keyfile=os.environ.get(tls.KEY) or None,
     )
     await uvicorn.Server(config).serve([listener])
 
@@ -268,8 +279,10 @@ def main() -> int:
     host = environment.get("RANKCALL_HOST") or None
     try:
         hints = hints_of(environment)
+        if hints.tls:
+            tls.verification("https:", environment)
         listener = listen(host, hints.port, has_token=bool(environment.get("RANKCALL_TOKEN")))
-    except BadHint as error:
+    except (BadHint, tls.BadCertificate) as error:
         print(f"rankcall proxy: {error}", file=sys.stderr)
         return 2
     except OSError as error:

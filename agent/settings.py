@@ -10,12 +10,13 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from coordinator.core.paths import Layout, state_dir
+from coordinator.core.tls import CA, verification
 
 # Where platforms say which of its replicas this one is (their documentation; 0-based in all of them).
 _PLATFORM_ORDINALS = (
@@ -49,6 +50,7 @@ class AgentSettings(BaseSettings):
         ordinal: which of the replicas this is; None: what the platform says, if it does.
         beside_coordinator: set by `rankcall up` for the agent in the coordinator's own replica.
         python: interpreter of the training environment; None: this one.
+        tls_cert, tls_ca: whom to believe that he is the coordinator (`core/tls.py`).
         data_roots: folders whose absolute paths a submission may name (`:` separated).
     """
 
@@ -67,6 +69,8 @@ class AgentSettings(BaseSettings):
     ordinal: int | None = Field(default=None, ge=0, le=_HIGHEST_ORDINAL)
     beside_coordinator: bool = False
     python: str = Field(default_factory=lambda: sys.executable)
+    tls_cert: Path | None = None
+    tls_ca: Path | None = None
     data_roots: Annotated[tuple[str, ...], NoDecode] = ()
 
     @field_validator("peers", mode="before")
@@ -93,6 +97,13 @@ class AgentSettings(BaseSettings):
             value = f"http://{value}"
         return value.rstrip("/")
 
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        own = self.tls_ca or self.tls_cert
+        if own is not None:
+            verification("https:", {CA: str(own)})
+        return self
+
     @property
     def layout(self) -> Layout:
         return Layout(self.state_dir)
@@ -113,7 +124,8 @@ class AgentSettings(BaseSettings):
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             name = f"RANKCALL_{str(first['loc'][0]).upper()}" if first["loc"] else "RANKCALL_*"
-            raise SettingsError(f"{name}: {first['msg']}") from None
+            said = str(first["msg"]).removeprefix("Value error, ")
+            raise SettingsError(f"{name}: {said}") from None
 
 
 def platform_ordinal(environment: Mapping[str, str], hostname: str) -> int | None:

@@ -99,6 +99,8 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
     server = Server(config)
     async with app.router.lifespan_context(app):
@@ -107,7 +109,13 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         host, port = listener.getsockname()[:2]
-        log.info("serving", address=host, port=port, store=app.state.services.store.name)
+        log.info(
+            "serving",
+            address=host,
+            port=port,
+            tls=settings.tls_cert is not None,
+            store=app.state.services.store.name,
+        )
         if settings.open_on_loopback:
             log.warning(
                 "RANKCALL_TOKEN is not set: serving this machine only, and everybody on it is administrator"

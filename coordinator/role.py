@@ -52,7 +52,7 @@ class RoleWatch(threading.Thread):
         self._contest = None
         if hints.url is None and not hints.peers and hints.shared_dir is not None:
             folder = LeaseFolder(hints.shared_dir, times)
-            url = http_url(hints.address or reachable_address(), hints.port)
+            url = http_url(hints.address or reachable_address(), hints.port, tls=hints.tls)
             self._contest = Contest(folder, holder_name(state), url)
 
     def run(self) -> None:

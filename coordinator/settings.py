@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from coordinator.core.paths import Layout, state_dir
+from coordinator.core.tls import checked
 
 # Shorter secrets can be guessed over the network in days; they are refused, not only warned about.
 SHORTEST_TOKEN = 8
@@ -49,6 +50,7 @@ class Settings(BaseSettings):
         database_url: another store, e.g. `postgresql+psycopg://…`.
         allowed_hosts: names the Host header may have (comma separated); empty: any with a token,
             loopback names without.
+        tls_cert, tls_key: PEM files to serve TLS with; None: plain HTTP.
         trusted_proxies: addresses or networks (comma separated) whose X-Forwarded-For, -Proto and -Host are believed;
             those of this machine always are.
         data_roots: absolute paths a submission may name lie under these (`:` separated).
@@ -65,6 +67,8 @@ class Settings(BaseSettings):
     state_dir: Path = Field(default_factory=state_dir)
     database_url: str | None = None
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
     data_roots: Annotated[tuple[str, ...], NoDecode] = ()
 
@@ -107,6 +111,10 @@ class Settings(BaseSettings):
             )
         if self.previous_token is not None and self.previous_token in (self.token, self.viewer_token):
             raise ValueError("RANKCALL_PREVIOUS_TOKEN equals a token that is in force; leave it out")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("RANKCALL_TLS_CERT and RANKCALL_TLS_KEY serve TLS together; set both or neither")
+        if self.tls_cert is not None and self.tls_key is not None:
+            checked(self.tls_cert, self.tls_key)
         if self.token is None and self.host is not None and not is_loopback(self.host):
             raise ValueError(
                 f"RANKCALL_HOST={self.host} would serve without a token to everybody who reaches it; "

@@ -134,7 +134,9 @@ class Supervisor:
 
     def _own_url(self) -> str:
         host = self.environment.get("RANKCALL_HOST", "")
-        return own_url(self.hints) if host in _WILDCARDS else http_url(host, self.hints.port)
+        return (
+            own_url(self.hints) if host in _WILDCARDS else http_url(host, self.hints.port, tls=self.hints.tls)
+        )
 
     def take_role(self, place: Place | Undecided, now_s: float) -> None:
         """Turns to the processes of a role.

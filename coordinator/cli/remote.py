@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from coordinator.cli.exits import Exit, Stop
 from coordinator.core.http import Client, ProblemAnswer, ServerEvent, Timeouts, Unreachable
+from coordinator.core.tls import BadCertificate
 from coordinator.core.views import (
     CheckVerdict,
     JobPage,
@@ -18,7 +19,7 @@ from coordinator.core.views import (
     ReplicaPage,
     Submission,
 )
-from coordinator.core.whereabouts import BadHint, checked_url, without_service_links
+from coordinator.core.whereabouts import BadHint, checked_url, speaks_tls, without_service_links
 
 API = "/api/v1"
 # A submission carries up to 64 MiB of files over a home's uplink.
@@ -35,7 +36,8 @@ def base_url(environment: Mapping[str, str] | None = None) -> str:
     url = known.get("RANKCALL_URL", "").strip()
     port = known.get("RANKCALL_PORT", "").strip() or "8000"
     try:
-        return checked_url(url or f"http://127.0.0.1:{port}", "RANKCALL_URL")
+        scheme = "https" if speaks_tls(known) else "http"
+        return checked_url(url or f"{scheme}://127.0.0.1:{port}", "RANKCALL_URL")
     except BadHint as error:
         raise Stop(Exit.USAGE, str(error)) from None
 
@@ -80,7 +82,10 @@ class Remote:
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self.url = base_url() if url is None else url
         token = token or os.environ.get("RANKCALL_TOKEN") or os.environ.get("RANKCALL_VIEWER_TOKEN")
-        self._client = Client(self.url, token=token or None, timeouts=Timeouts())
+        try:
+            self._client = Client(self.url, token=token or None, timeouts=Timeouts())
+        except BadCertificate as error:
+            raise Stop(Exit.USAGE, str(error)) from None
 
     def __enter__(self) -> Remote:
         return self

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from coordinator.core import tls
 from coordinator.core.protocol import Finding
 from coordinator.core.views import Problem
 
@@ -121,7 +121,7 @@ class Client:
             headers=_headers(token),
             timeout=_timeout(self._timeouts, None),
             limits=_LIMITS,
-            verify=_verification(self.base_url),
+            verify=tls.verification(self.base_url),
             trust_env=False,
         )
 
@@ -229,7 +229,7 @@ class AsyncClient:
             headers=_headers(token),
             timeout=_timeout(self._timeouts, None),
             limits=_LIMITS,
-            verify=_verification(self.base_url),
+            verify=tls.verification(self.base_url),
             trust_env=False,
         )
 
@@ -307,13 +307,6 @@ def _headers(token: str | None) -> dict[str, str]:
 def _timeout(timeouts: Timeouts, transfer_s: float | None) -> httpx.Timeout:
     transfer = timeouts.transfer_s if transfer_s is None else transfer_s
     return httpx.Timeout(transfer, connect=timeouts.connect_s, pool=timeouts.connect_s)
-
-
-def _verification(base_url: str) -> ssl.SSLContext:
-    """The machine's certificates for https; for http an empty context, since loading them costs 10 MB."""
-    if base_url.lower().startswith("https:"):
-        return ssl.create_default_context()
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _parameters(parameters: Parameters | None) -> dict[str, str | int | float | bool] | None:

@@ -44,6 +44,7 @@ class Hints:
         port: RANKCALL_PORT, where the coordinator, or a proxy of its page, listens.
         address: RANKCALL_ADDRESS, the one address that is this replica's (replicas on one machine).
         nodes: RANKCALL_NODES, how many replicas there are to be.
+        tls: RANKCALL_TLS_CERT or RANKCALL_TLS_CA is set: addresses that are made here begin with https.
     """
 
     url: str | None = None
@@ -52,6 +53,7 @@ class Hints:
     port: int = DEFAULT_PORT
     address: str | None = None
     nodes: int | None = None
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class Undecided:
     """Not yet known; `why` names what is waited for."""
 
     why: str
+
+
+def speaks_tls(environment: Mapping[str, str]) -> bool:
+    """Whether the replicas of this deployment speak TLS among themselves (`tls.py`)."""
+    return bool(environment.get("RANKCALL_TLS_CERT") or environment.get("RANKCALL_TLS_CA"))
 
 
 def hints_of(environment: Mapping[str, str]) -> Hints:
@@ -88,6 +95,7 @@ def hints_of(environment: Mapping[str, str]) -> Hints:
         port=port or DEFAULT_PORT,
         address=environment.get("RANKCALL_ADDRESS", "").strip() or None,
         nodes=_number(environment, "RANKCALL_NODES"),
+        tls=speaks_tls(environment),
     )
 
 
@@ -173,7 +181,7 @@ def _by_peers(hints: Hints, resolve: Resolve, is_own: IsOwn) -> Place | Undecide
     addresses = resolve(first.host)
     if any(is_own(address) for address in addresses) and first.port in (None, hints.port):
         return Place(own_url(hints), here=True, how="this replica is the first of RANKCALL_PEERS")
-    url = http_url(first.host, first.port or hints.port)
+    url = http_url(first.host, first.port or hints.port, tls=hints.tls)
     if addresses:
         return Place(url, here=False, how=f"the first of RANKCALL_PEERS is {first.host}")
     if any(is_own(address) for peer in others for address in resolve(peer.host)):
@@ -193,7 +201,7 @@ def _by_one_name(hints: Hints, peer: Peer, resolve: Resolve, is_own: IsOwn) -> P
     how = f"{addresses[0]} is the first address of {peer.host}"
     if is_own(addresses[0]):
         return Place(own_url(hints), here=True, how=how)
-    return Place(http_url(addresses[0], peer.port or hints.port), here=False, how=how)
+    return Place(http_url(addresses[0], peer.port or hints.port, tls=hints.tls), here=False, how=how)
 
 
 def _numeric(address: str) -> tuple[int, int]:
@@ -209,14 +217,15 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def http_url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def own_url(hints: Hints) -> str:
     """How this replica itself reaches the coordinator it runs. RANKCALL_ADDRESS may be a translated address that
     only others reach."""
-    return http_url("127.0.0.1", hints.port)
+    return http_url("127.0.0.1", hints.port, tls=hints.tls)
 
 
 def resolve(host: str) -> tuple[str, ...]:
