@@ -103,7 +103,7 @@ class RankMeter:
             self._places = {one: self._places.get(one, _NO_RANK) for one in self._tree}
             for one, place in self._places.items():
                 if place == _NO_RANK:
-                    self._places[one] = _place(one.pid)
+                    self._places[one] = place_of(one.pid)
             self._roots, self._tree_at_s = roots, now_s
         if now_s - self._sockets_at_s >= _SOCKETS_EVERY_S or self._tree_at_s == now_s:
             self._inodes = {one: _socket_inodes(one.pid) for one in self._tree}
@@ -139,7 +139,7 @@ def _order(item: tuple[Place, object]) -> tuple[int, int]:
     return (-1 if rank is None else rank, local_rank)
 
 
-def _place(pid: int) -> Place:
+def place_of(pid: int) -> Place:
     """Rank and local rank that a process was started with."""
     with contextlib.suppress(OSError):
         found: dict[bytes, bytes] = {}

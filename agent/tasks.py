@@ -14,11 +14,12 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import structlog
 from pydantic import JsonValue, ValidationError
 
-from agent import collect, launcher
+from agent import collect, forensics, launcher
 from agent.client import Backoff, Coordinator, NotRegistered
 from agent.files import NotPlaced, place_bundle, place_rendered
 from agent.launcher import TaskFolder
@@ -31,6 +32,7 @@ from coordinator.core.http import ProblemAnswer, Unreachable
 from coordinator.core.last_words import last_words
 from coordinator.core.paths import AttemptFolder, Layout, PathRefused, contained, write_whole
 from coordinator.core.protocol import (
+    EVIDENCE,
     AttemptPlan,
     CollectiveTask,
     CollectTask,
@@ -115,6 +117,26 @@ class Attempt:
         task = plan.task
         if task is not None and task.task_id not in self._reports:
             self._begin(task, plan)
+        if plan.evidence and EVIDENCE not in self._reports:
+            self._reports[EVIDENCE] = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state="running")
+            self._running[EVIDENCE] = asyncio.create_task(self._gather_evidence(plan))
+
+    async def _gather_evidence(self, plan: AttemptPlan) -> None:
+        """Stacks and sockets of what hangs here; the coordinator waits for the report before it ends the attempt."""
+        state: Literal["succeeded", "failed"] = "succeeded"
+        try:
+            await asyncio.to_thread(
+                forensics.gather, launcher.shims(self.folder), self.folder.streams, plan.evidence
+            )
+        except Exception as error:  # evidence is wanted, but the attempt has to end without it as well
+            log.warning("evidence could not be gathered", attempt=self.attempt_id, why=str(error))
+            state = "failed"
+        report = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state=state)
+        await self._keep(report)
+        self._reports[EVIDENCE] = report
+        self._running.pop(EVIDENCE, None)
+        log.info("evidence gathered", attempt=self.attempt_id, state=state)
+        self._around.news(True)
 
     async def aclose(self) -> None:
         """Stop working on it. Processes are not touched: who ends an attempt does that."""

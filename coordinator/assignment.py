@@ -93,6 +93,7 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
             "unset": files.unset,
             "environment": files.environment,
             "task": _run(job, stage, files, seat),
+            "evidence": tuple(other.member for other in attempt.seats) if attempt.hung else (),
         }
     )
 

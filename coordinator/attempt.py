@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from coordinator.core.protocol import (
     Address,
     Facts,
+    Finding,
     Member,
     Message,
     ProgressRecord,
@@ -94,6 +95,7 @@ class AttemptState(Message):
 
     `state`: active (a stage is running), ending (the outcome is known, processes are being ended), ended.
     `fault`: whose fault the failure was, which decides about another attempt; `warned`: codes that were said once.
+    `hung`: the training hangs since `hung_at`, and every replica gathers evidence before it is ended.
     """
 
     id: str
@@ -105,6 +107,8 @@ class AttemptState(Message):
     retryable: bool = False
     fault: Kind = "unknown"
     warned: tuple[str, ...] = ()
+    hung: Finding | None = None
+    hung_at: float | None = None
     created_at: float
     ended_at: float | None = None
     gpus_per_node: int = 0

@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 PROTOCOL_VERSION = 1
 # What every JSON reader and every database can hold exactly.
 LARGEST_COUNT = 2**53 - 1
+# The task id under which a replica reports that it has gathered evidence of a hang.
+EVIDENCE = "evidence"
 # More ranks than there are GPUs anywhere; a database's integer column holds it.
 LARGEST_RANK = 2**24
 
@@ -304,6 +306,7 @@ class AttemptPlan(Message):
     process, outputs, prepared data; kept over attempts) and `jobs/<job_id>/attempt-<number>` (`files`,
     streams, specs). A rendered file names paths relative to the work folder, so that all replicas' hashes agree.
     `rendezvous_port` is the one all ranks agreed on; rank 0 looks once more whether it is free before it trains.
+    `evidence`: the training hangs; gather what it looks like from inside, once. It names all ranks and their addresses.
     """
 
     job_id: str
@@ -319,6 +322,7 @@ class AttemptPlan(Message):
     bundle_sha256: str | None = None
     rendezvous_port: int | None = None
     task: Task | None = None
+    evidence: tuple[Member, ...] = ()
     snapshot: JobSnapshot | None = None
 
 

@@ -1,23 +1,38 @@
-"""What the watchdog's judgement means for a training: a hang ends the attempt, the rest is said once. Called by `work.py`."""
+"""What the watchdog's judgement means for a training: a hang ends the attempt once there is evidence of
+it, the rest is said once. Called by `work.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import JsonValue
 
-from coordinator.attempt import AttemptState, Watched
+from coordinator.attempt import AttemptState, Observed, Watched
 from coordinator.core.catalogue import finding
-from coordinator.core.protocol import Finding, Stage
+from coordinator.core.protocol import EVIDENCE, Finding, Stage
 from coordinator.core.track import THRESHOLDS
 from coordinator.core.watchdog import Judgement, judge
 from coordinator.stages.verdict import PENDING, Verdict
 
+# Evidence is on disk ten seconds after a hang was found; an agent that is away is not waited for any longer.
+EVIDENCE_S = 10.0
+
 _CODES = {"hung": "RUN030", "stalled": "RUN031", "slow": "RUN032"}
 
 
-def judge_progress(attempt: AttemptState, watched: Watched, quiet_s: float) -> Verdict:
-    """Pending while the training goes on; `quiet_s` is the job's own measure of a hang."""
+def judge_hang(attempt: AttemptState, members: Sequence[Observed], at: float) -> Verdict:
+    """The end of a hung training, once every replica has gathered its evidence or had the time to."""
+    assert attempt.hung is not None
+    reports = [member.task(attempt.id, EVIDENCE) for member in members]
+    gathered = [report is not None and report.state != "running" for report in reports]
+    if not all(gathered) and at - (attempt.hung_at or at) <= EVIDENCE_S:
+        return PENDING
+    return Verdict("failed", attempt.hung.message, (attempt.hung,), retryable=True, kind="network")
+
+
+def judge_progress(attempt: AttemptState, watched: Watched, at: float, quiet_s: float) -> Verdict:
+    """Pending while the training goes on, or while evidence is gathered; `quiet_s` is the job's own measure of a hang."""
     thresholds = replace(THRESHOLDS, window_s=quiet_s)
     judgement = judge(watched.tracks, watched.now_s, since_s=watched.since_s, thresholds=thresholds)
     code = _CODES.get(judgement.state)
@@ -25,7 +40,7 @@ def judge_progress(attempt: AttemptState, watched: Watched, quiet_s: float) -> V
         return PENDING
     found = _finding(code, judgement, attempt)
     if judgement.state == "hung":
-        return Verdict("failed", found.message, (found,), retryable=True, kind="network")
+        return Verdict("pending", updates={"hung": found, "hung_at": at})
     return Verdict("pending", findings=(found,), updates={"warned": (*attempt.warned, code)})
 
 

@@ -11,7 +11,7 @@ from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage, TaskReport
 from coordinator.core.track import THRESHOLDS
 from coordinator.stages.first_failure import failures, first_kind, in_order, lost
-from coordinator.stages.progress import judge_progress
+from coordinator.stages.progress import judge_hang, judge_progress
 from coordinator.stages.verdict import PENDING, Verdict, carried, reports_of
 
 # A training that ended while the coordinator was away reports its end before its progress has been mirrored.
@@ -57,6 +57,8 @@ def judge_train(
     quiet_s: float = THRESHOLDS.window_s,
 ) -> Verdict:
     """All ranks trained together to the end: one world, the same steps, exit 0 everywhere."""
+    if attempt.hung is not None:
+        return judge_hang(attempt, members, at)
     reports = reports_of(attempt, members, Stage.TRAIN)
     failed = failures(members, reports, Stage.TRAIN)
     apart = _training_apart(attempt, starts)
@@ -72,7 +74,7 @@ def judge_train(
         retryable = not apart and kind != "configuration"
         return Verdict("failed", findings[0].message, findings, retryable=retryable, kind=kind)
     if under_way:
-        return judge_progress(attempt, watched, quiet_s) if watched and quiet_s > 0 else PENDING
+        return judge_progress(attempt, watched, at, quiet_s) if watched and quiet_s > 0 else PENDING
     silent = sorted(set(range(attempt.world_size)) - {start.rank for start in starts})
     if silent and attempt.unheard_since is None:
         return Verdict("pending", updates={"unheard_since": at})

@@ -21,6 +21,16 @@ def test_a_stopped_rank_is_named_ended_everywhere_and_the_next_attempt_trains(tm
         assert "Rank 1 (in start at step 4): it is stopped" in found["message"]
         assert found["replica"] == job["previous"][0]["members"][1]["replica_id"]
         assert job["attempts"] == 2
+        for number in (0, 1):
+            stacks = deployment.layout(number).attempt(job_id, 1).streams / "evidence.stacks"
+            assert f"=== rank {number}, pid" in stacks.read_text()
+            assert "hang (" in stacks.read_text()
+            sockets = stacks.with_name("evidence.sockets")
+            deployment.eventually(
+                lambda n=number, s=sockets: (
+                    deployment.mirrored(n, job_id, "evidence.sockets") == s.read_bytes()
+                )
+            )
         assert [one["state"] for one in job["previous"][0]["stages"] if one["stage"] == "train"] == ["failed"]
         for number in (0, 1):
             first = deployment.layout(number).attempt(job_id, 1).streams / "train.log"

@@ -7,14 +7,24 @@ from dataclasses import replace
 
 from test_lifecycle import World
 
+from coordinator.assignment import Work, plan
 from coordinator.attempt import AttemptState, Seat, Snapshot, StageRecord, Watched
-from coordinator.core.protocol import GpuTelemetry, ProgressRecord, RankTelemetry, Stage, Telemetry
-from coordinator.core.views import Deadlines
+from coordinator.core.protocol import (
+    EVIDENCE,
+    GpuTelemetry,
+    ProgressRecord,
+    RankTelemetry,
+    Stage,
+    TaskReport,
+    Telemetry,
+)
+from coordinator.core.views import Deadlines, Submission
 from coordinator.lifecycle import advance
-from coordinator.stages.progress import judge_progress
+from coordinator.stages.progress import judge_hang, judge_progress
 from coordinator.watch import Heard, Watch, is_training
 
 QUIET_S = 40.0
+SUBMISSION = Submission(config="base_model: m\ndatasets: [{path: d, type: alpaca}]\noutput_dir: ./o\n")
 
 
 def attempt(gpus: int = 0, warned: tuple[str, ...] = ()) -> AttemptState:
@@ -69,9 +79,10 @@ def test_a_hang_ends_the_attempt_and_names_rank_host_and_reason() -> None:
         (1, ProgressRecord(type="phase", at=1.0, rank=0, phase="data")),
         (2, ProgressRecord(type="phase", at=1.0, rank=1, phase="load")),
     ]
-    verdict = judge_progress(attempt(), watched(Watch(), attempt(), 60, words), QUIET_S)
-    (found,) = verdict.findings
-    assert (verdict.state, verdict.retryable, verdict.kind) == ("failed", True, "network")
+    verdict = judge_progress(attempt(), watched(Watch(), attempt(), 60, words), 100.0, QUIET_S)
+    assert verdict.state == "pending"
+    assert verdict.updates["hung_at"] == 100.0
+    found = verdict.updates["hung"]
     assert (found.code, found.severity, found.replica) == ("RUN030", "error", "r-0")
     assert "Rank 0 (in data): does nothing" in found.message
     assert "6 connections closed by the other side" in found.message
@@ -82,12 +93,12 @@ def test_a_hang_ends_the_attempt_and_names_rank_host_and_reason() -> None:
 
 
 def test_nothing_is_judged_before_a_window_was_seen_nor_of_words_from_before() -> None:
-    assert judge_progress(attempt(), watched(Watch(), attempt(), 38), QUIET_S).state == "pending"
+    assert judge_progress(attempt(), watched(Watch(), attempt(), 38), 100.0, QUIET_S).state == "pending"
     watch = Watch()
     old = [(1, ProgressRecord(type="log", at=1.0, rank=rank, step=7)) for rank in range(2)]
-    assert judge_progress(attempt(), watched(watch, attempt(), 38, old), QUIET_S).state == "pending"
+    assert judge_progress(attempt(), watched(watch, attempt(), 38, old), 100.0, QUIET_S).state == "pending"
     watch.keep([])
-    assert judge_progress(attempt(), watched(watch, attempt(), 38), QUIET_S).state == "pending"
+    assert judge_progress(attempt(), watched(watch, attempt(), 38), 100.0, QUIET_S).state == "pending"
 
 
 def test_a_reading_that_comes_twice_is_one_sample() -> None:
@@ -128,10 +139,10 @@ def test_what_is_slow_or_stands_still_is_said_once() -> None:
         idle = reading(float(second), 9.0, first_rank=1)
         found = watch.look(which, {"r-0": busy, "r-1": idle}, words if second <= 100 else (), 5000.0 + second)
     assert found is not None
-    first = judge_progress(which, found, QUIET_S)
+    first = judge_progress(which, found, 100.0, QUIET_S)
     assert [(one.code, one.severity, one.replica) for one in first.findings] == [("RUN031", "warning", "r-0")]
     assert first.updates == {"warned": ("RUN031",)}
-    assert judge_progress(attempt(warned=("RUN031",)), found, QUIET_S).findings == ()
+    assert judge_progress(attempt(warned=("RUN031",)), found, 100.0, QUIET_S).findings == ()
 
 
 def test_a_hung_attempt_is_ended_everywhere_and_tried_again() -> None:
@@ -154,9 +165,40 @@ def test_a_hung_attempt_is_ended_everywhere_and_tried_again() -> None:
             {running.id: tracks},
         )
     )
-    assert [found.code for _, _, found in hung.findings] == ["RUN030"]
-    (ending,) = hung.attempts
-    assert (ending.state, ending.retryable) == ("ending", True)
+    (gathering,) = hung.attempts
+    assert gathering.state == "active"
+    world.attempts[running.id] = gathering
+    seat = gathering.seats[0]
+    asked = plan(world.jobs["job00001"], Work(SUBMISSION, None), gathering, seat)
+    assert [member.rank for member in asked.evidence] == [0, 1]
+    assert world.step(5.0).attempts == ()
+    for rank in (0, 1):
+        gathered = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state="succeeded")
+        before = world.replicas[gathering.seats[rank].replica_id]
+        world.observe(before.replica_id, tasks={**before.tasks, EVIDENCE: gathered})
+    ended = world.step(0.1)
+    assert [found.code for _, _, found in ended.findings] == ["RUN030"]
+    assert [(one.state, one.retryable) for one in ended.attempts] == [("ending", True)]
+
+
+def test_evidence_is_not_waited_for_for_ever() -> None:
+    found = judge_progress(attempt(), watched(Watch(), attempt(), 60), 100.0, QUIET_S).updates
+    hung = attempt().model_copy(update=dict(found))
+    assert judge_hang(hung, [], 100.0).state == "failed"  # nobody is there to gather any
+    world = World("one", "two")
+    members = list(world.replicas.values())
+    assert judge_hang(hung, members, 105.0).state == "pending"
+    assert judge_hang(hung, members, 111.0).state == "failed"
+
+
+def test_a_job_may_have_its_own_measure_or_none() -> None:
+    world = World("one", "two")
+    world.submit(attempts_allowed=2)
+    world.step()
+    for stage in (Stage.MATCH, Stage.TCP, Stage.COLLECTIVE, Stage.PREPARE):
+        world.pass_stage(stage)
+    running = world.attempt()
+    tracks = watched(Watch(), attempt(), 60)
     off = Deadlines(train_quiet_s=0)
     silent = advance(
         Snapshot(
@@ -168,4 +210,4 @@ def test_a_hung_attempt_is_ended_everywhere_and_tried_again() -> None:
             {running.id: tracks},
         )
     )
-    assert silent.findings == ()
+    assert silent.attempts == ()

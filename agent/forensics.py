@@ -1,0 +1,163 @@
+"""What a hung training looks like from inside: the stacks of every rank and its sockets, gathered while it still hangs.
+
+Written as streams (`evidence.stacks`, `evidence.sockets`), so they are kept here and mirrored like any log, with nobody
+watching. Gathering takes a second or two and touches nothing: py-spy reads the memory of a process from outside. Where it is
+not installed or not permitted, what /proc says of each thread is there all the same. Called by `tasks.py`. Blocks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from agent.rank_meter import place_of
+from coordinator.core import process
+from coordinator.core.clock import monotonic_s
+from coordinator.core.process import ProcessId
+from coordinator.core.protocol import Member
+
+STACKS, SOCKETS = "evidence.stacks", "evidence.sockets"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Judgements.
+
+    Attributes:
+        all_s: evidence is to be on disk ten seconds after it was asked for.
+        one_s: a dump takes 20 ms; one that takes longer waits for a process that cannot be read.
+        processes: ranks and their data loaders; more than that say the same again.
+        threads: of one process, in what /proc says.
+    """
+
+    all_s: float = 7.0
+    one_s: float = 3.0
+    processes: int = 32
+    threads: int = 64
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    pid: int
+    rank: int | None
+    state: str
+    command: str
+
+    @property
+    def title(self) -> str:
+        who = "launcher" if self.rank is None else f"rank {self.rank}"
+        return f"=== {who}, pid {self.pid}, state {self.state}: {self.command}"
+
+
+def gather(
+    roots: Sequence[ProcessId], streams: Path, members: Sequence[Member], limits: Limits = LIMITS
+) -> None:
+    """Append stacks and sockets of everything below `roots` to the evidence streams.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    until_s = monotonic_s() + limits.all_s
+    suspects = sorted(_suspects(roots), key=lambda one: (one.rank is None, one.rank or 0, one.pid))[
+        : limits.processes
+    ]
+    with (streams / SOCKETS).open("a") as file:
+        for suspect in suspects:
+            file.write("\n".join([suspect.title, *_sockets(suspect.pid, _names(members))]) + "\n\n")
+    with (streams / STACKS).open("a") as file:
+        for suspect in suspects:
+            left_s = min(limits.one_s, until_s - monotonic_s())
+            file.write("\n".join([suspect.title, *_stacks(suspect, left_s, limits)]) + "\n\n")
+            file.flush()
+
+
+def _suspects(roots: Iterable[ProcessId]) -> Iterator[Suspect]:
+    for root in roots:
+        for one in process.tree(root):
+            found = process.stat(one.pid)
+            if found is not None and one != root:  # the root is our own shim
+                yield Suspect(one.pid, place_of(one.pid)[0], found.state, _command(one.pid))
+
+
+def _command(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return "?"
+    return " ".join(text.split())[:160] or "?"
+
+
+def _stacks(suspect: Suspect, left_s: float, limits: Limits) -> list[str]:
+    """Python's stacks by py-spy; where that fails, why, and what the kernel says of each thread."""
+    found, why = "", "no time was left"
+    if left_s > 0:
+        # A stopped process cannot be paused, only read.
+        ways = (["--nonblocking"],) if suspect.state in "Tt" else ([], ["--nonblocking"])
+        for way in ways:
+            found, why = _spied(suspect.pid, way, left_s)
+            if found:
+                return found.splitlines()
+    return [f"(no Python stacks: {why})", *_threads(suspect.pid, limits.threads)]
+
+
+def _spied(pid: int, way: Sequence[str], left_s: float) -> tuple[str, str]:
+    """(dump, why there is none)."""
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if spy is None:
+        return "", "py-spy is not installed"
+    try:
+        ran = subprocess.run(
+            [spy, "dump", "--pid", str(pid), *way],
+            capture_output=True,
+            text=True,
+            timeout=left_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{type(error).__name__} of py-spy"
+    if ran.returncode == 0 and "Thread" in ran.stdout:
+        return ran.stdout.rstrip(), ""
+    return "", (ran.stderr.strip().splitlines() or ["py-spy found none"])[0][:200]
+
+
+def _threads(pid: int, most: int) -> Iterator[str]:
+    """State and kernel function each thread waits in."""
+    try:
+        threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda folder: int(folder.name))[:most]
+    except OSError:
+        return
+    for thread in threads:
+        try:
+            state = thread.joinpath("stat").read_text().rsplit(")", 1)[1].split()[0]
+            name = thread.joinpath("comm").read_text().strip()
+            waits = thread.joinpath("wchan").read_text().strip()
+        except (OSError, IndexError):
+            continue
+        yield f"thread {thread.name} ({name}): state {state}, waits in {waits or '?'}"
+
+
+def _names(members: Sequence[Member]) -> Mapping[str, str]:
+    return {member.address: f"rank {member.rank} ({member.name or member.replica_id})" for member in members}
+
+
+def _sockets(pid: int, names: Mapping[str, str]) -> Iterator[str]:
+    """The TCP connections of a process, each with the rank on its other side."""
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, OSError) as error:
+        yield f"(no sockets: {type(error).__name__})"
+        return
+    for one in sorted(found, key=lambda connection: (connection.status, connection.laddr)):
+        here = f"{one.laddr.ip}:{one.laddr.port}" if one.laddr else "-"
+        there = f"{one.raddr.ip}:{one.raddr.port}" if one.raddr else "-"
+        whose = names.get(one.raddr.ip.removeprefix("::ffff:"), "") if one.raddr else ""
+        yield f"{one.status:<12} {here:<28} {there:<28} {whose}".rstrip()
