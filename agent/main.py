@@ -100,6 +100,7 @@ class Agent:
         self._urgent = asyncio.Event()
         self._delivered = asyncio.Event()
         self._spoken = self._heard = self._registrations = 0
+        self._leaving = False
         self._facts: Facts | None = None
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
@@ -157,6 +158,7 @@ class Agent:
             async with asyncio.timeout(self._rhythm.last_words_s):
                 await self._deliver()
                 self._convergence.forget()
+                self._leaving = True
                 await self._deliver()
                 while self._mirror.due(monotonic_s()):
                     await self._deliver()
@@ -388,6 +390,7 @@ class Agent:
             appends=self._mirror.appends(now_s),
             facts=self._facts if self._facts is not self._facts_told else None,
             telemetry=telemetry,
+            leaving=self._leaving,
         )
 
 

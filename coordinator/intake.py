@@ -27,7 +27,7 @@ from coordinator.core.protocol import (
     StreamSize,
     TaskReport,
 )
-from coordinator.roster import Presence, Roster
+from coordinator.roster import ALIVE_WITHIN_S, Presence, Roster
 from coordinator.store import Store, queries, rows, streams
 
 log = structlog.get_logger(__name__)
@@ -40,6 +40,10 @@ LONGEST_HOLD_S = 30.0
 DOUBT_S = 5.0
 # A doubt of so long ago has nothing to do with the container that comes now.
 DOUBT_KEPT_S = 30.0
+
+
+# A replica that says that it is leaving counts as one that has been silent for so long: not here.
+GONE_S = ALIVE_WITHIN_S + 1.0
 
 
 class Unknown(Exception):
@@ -183,7 +187,7 @@ class Intake:
         presence = self._current(replica_id, incarnation)
         if report.incarnation != presence.incarnation:
             raise Stale(presence.incarnation)
-        presence.heard_s = monotonic_s()
+        presence.heard_s = monotonic_s() - (GONE_S if report.leaving else 0.0)
         standing = await self._standing(report, replica_id)
         sizes: tuple[StreamSize, ...] = ()
         tasks = {task.task_id: task for task in report.tasks} if report.attempt_id in standing else {}
@@ -280,6 +284,7 @@ class Intake:
             presence.clocks_s.append(report.telemetry.at - now_at())
         if report.facts is not None:
             presence.facts = report.facts
+        changed = changed or report.leaving
         if changed:
             self._controller.wake()
         if changed or report.telemetry is not None:

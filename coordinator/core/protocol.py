@@ -530,6 +530,7 @@ class Report(Message):
         holding: attempts of which this replica still has processes; empty means it is free.
         attempt_id, tasks: the attempt it works on, and all its tasks so far.
         facts: sent when they are new since the coordinator last acknowledged them.
+        leaving: this replica was shut down; it says nothing more after this.
     """
 
     incarnation: int
@@ -539,6 +540,7 @@ class Report(Message):
     appends: tuple[Append, ...] = ()
     facts: Facts | None = None
     telemetry: Telemetry | None = None
+    leaving: bool = False
 
 
 class StreamSize(Message):

@@ -1,8 +1,8 @@
 """A deployment as a user makes it: `rankcall up` on every host, and the `rankcall` command on any of them.
 
 The first host is the master (the first of RANKCALL_PEERS). A replica is what runs on its host: it can be asked
-to end, killed whole as a container is, and started again on what is on its disk. The test itself stands outside
-and asks the coordinator's API over the bridge, so the hosts are made with `outside=True`.
+to end, killed whole as a container is, and started again on what is on its disk. The test asks the coordinator's
+API as somebody on the master's host does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from namespaces import ROOT, Host
@@ -142,12 +143,37 @@ class Replica:
         )
 
 
+class Api:
+    """The API that is served on a host, asked from there: no network of this machine's own is touched."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{PORT}/api/v1",
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            timeout=30,
+            trust_env=False,
+            verify=False,  # certificates take 0.2 s to load and there is no TLS here
+        )
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        with self._host.entered():
+            return self._client.get(path, **more)
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        with self._host.entered():
+            return self._client.post(path, **more)
+
+    def close(self) -> None:
+        self._client.close()
+
+
 @dataclass
 class Fleet:
     """All replicas of one deployment, in the order of their addresses."""
 
     replicas: Sequence[Replica]
-    client: httpx.Client = field(repr=False)
+    client: Api = field(repr=False)
 
     @property
     def master(self) -> Replica:
@@ -195,6 +221,7 @@ class Fleet:
             facts = {view.hostname: view.facts for view in self.page().items if view.alive}
             return all((known := facts.get(name)) is not None and known.torch_ready for name in names)
 
+        self.gathered(*names)
         self.eventually(warm, f"torch imported on {names}")
 
     def until(self, job_id: str, good: Callable[[JobView], object], within_s: float = PATIENCE_S) -> JobView:
@@ -264,13 +291,7 @@ def fleet(
             **(more or {}),
         }
         replicas.append(Replica(host, own, environment))
-    with httpx.Client(
-        base_url=f"http://{hosts[0].address}:{PORT}/api/v1",
-        headers={"Authorization": f"Bearer {TOKEN}"},
-        timeout=30,
-        trust_env=False,
-        verify=False,  # certificates take 0.2 s to load and there is no TLS here
-    ) as client:
+    with contextlib.closing(Api(hosts[0])) as client:
         made = Fleet(replicas, client)
         yield made
         running = [r for r in replicas if r.process is not None and r.process.poll() is None]

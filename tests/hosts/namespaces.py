@@ -8,6 +8,7 @@ only. A test that needs real addresses, a real `connect` that times out or a rea
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import ipaddress
 import itertools
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 PREFIX = "rankcall"
 _LOCKS = Path("/tmp")
 _NETNS = Path("/etc/netns")
+_NAMESPACES = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
 _SEQUENCE = itertools.count(1)
 _KILL_S = 5.0
 
@@ -163,6 +166,16 @@ class Host:
     def resolve(self, *lines: str) -> None:
         """What /etc/hosts says on this host, for processes started from now on."""
         (_NETNS / self.namespace / "hosts").write_text("\n".join((*lines, "")))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Connections that this thread opens within the block are opened on this host."""
+        with Path("/proc/thread-self/ns/net").open() as home, (_NAMESPACES / self.namespace).open() as there:
+            _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(home.fileno())
 
     def bind(self, at: Path, source: Path) -> None:
         """Show the folder `source` at `at` on this host alone, for processes started from now on."""
@@ -375,6 +388,11 @@ def _family(word: str) -> str | None:
         return "iptables" if ipaddress.ip_interface(word).version == 4 else "ip6tables"
     except ValueError:
         return None
+
+
+def _enter(namespace: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "a network namespace cannot be entered")
 
 
 def _ip(*words: str) -> None:

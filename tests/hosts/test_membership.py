@@ -6,6 +6,7 @@ Real coordinator, real agents, real addresses; only the training itself is stood
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import shutil
@@ -65,7 +66,7 @@ def deployment(hosts: tuple[Host, ...], folder: Path, *, nodes: int | None = Non
 
 @pytest.fixture(scope="module")
 def lasting(module_hosts: MakeHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with deployment(module_hosts(4, outside=True), tmp_path_factory.mktemp("lasting"), nodes=3) as four:
+    with deployment(module_hosts(4), tmp_path_factory.mktemp("lasting"), nodes=3) as four:
         yield four
 
 
@@ -79,7 +80,9 @@ def three(lasting: Fleet) -> Iterator[Fleet]:
     for replica in usual:
         if replica.process is None or replica.process.poll() is not None:
             replica.up()
-    lasting.ready(*(replica.host.name for replica in usual))
+    names = [replica.host.name for replica in usual]
+    lasting.ready(*names)
+    lasting.eventually(lambda: lasting.alive() == names, "nobody else is there")
     yield lasting
     for replica in lasting.replicas:
         replica.host.clear()
@@ -136,7 +139,7 @@ def kill(replica: Replica, service: str) -> int:
 def test_agents_that_start_first_wait_for_the_coordinator_and_say_so_now_and_then(
     hosts: MakeHosts, tmp_path: Path
 ) -> None:
-    with deployment(hosts(3, outside=True), tmp_path) as late_master:
+    with deployment(hosts(3), tmp_path) as late_master:
         began = time.monotonic()
         late_master.up(1, 2)
         for waiting in late_master.replicas[1:]:
@@ -164,7 +167,7 @@ def test_agents_that_start_first_wait_for_the_coordinator_and_say_so_now_and_the
 def test_all_start_at_once_and_the_job_waits_for_the_one_that_is_late(
     hosts: MakeHosts, tmp_path: Path
 ) -> None:
-    with deployment(hosts(3, outside=True), tmp_path, nodes=3) as slow:
+    with deployment(hosts(3), tmp_path, nodes=3) as slow:
         slow.up(0, 2)
         slow.gathered("host-1", "host-3")
         job_id = submit(slow, 3)
@@ -300,6 +303,7 @@ def test_a_coordinator_killed_while_gathering_goes_on_gathering(three: Fleet) ->
     cancelled(three, job_id)
     fourth.ask()
     assert fourth.gone() == 0
+    assert "host-4" not in three.alive(), "it said that it leaves"
 
 
 def test_a_coordinator_killed_while_data_is_prepared_ends_nothing(three: Fleet) -> None:
@@ -401,7 +405,7 @@ def test_asked_to_end_a_replica_leaves_nothing_in_any_stage(
 
 
 def test_a_port_in_use_is_said_and_serves_as_soon_as_it_is_free(hosts: MakeHosts, tmp_path: Path) -> None:
-    with deployment(hosts(2, outside=True), tmp_path) as pair:
+    with deployment(hosts(2), tmp_path) as pair:
         master, second = pair.replicas
         holders = [
             replica.host.popen((sys.executable, "-m", "http.server", "8000"), cwd=tmp_path, stderr=DEVNULL)
@@ -428,7 +432,6 @@ def test_a_port_in_use_is_said_and_serves_as_soon_as_it_is_free(hosts: MakeHosts
 
 
 def passed_on(replica: Replica) -> bool:
-    try:
-        return httpx.get(f"http://{replica.host.address}:{PORT}/healthz", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
+    with replica.host.entered(), contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{PORT}/healthz", trust_env=False).status_code == 200
+    return False

@@ -10,6 +10,8 @@ import pytest
 from serving import TOKEN, Coordinator, running
 from simulated_agent import Agent
 
+from coordinator.core.protocol import Report
+
 PATIENCE_S = 60.0
 
 
@@ -66,3 +68,16 @@ def test_an_agent_that_was_restarted_in_its_container_is_back_at_once(coordinato
     first, _ = pair(coordinator)
     first.incarnation = 2
     assert first.register().status_code == 201
+
+
+def test_a_container_that_said_that_it_leaves_is_gone_at_once_and_back_at_once(
+    coordinator: Coordinator,
+) -> None:
+    first, again = pair(coordinator)
+    with coordinator.client(first.token) as client:
+        leaving = Report(incarnation=1, leaving=True).model_dump_json()
+        client.post(f"/api/v1/replicas/{first.replica_id}/report", content=leaving).raise_for_status()
+    with coordinator.client() as client:
+        (view,) = client.get("/api/v1/replicas").json()["items"]
+        assert (view["id"], view["alive"]) == (first.replica_id, False)
+    assert again.register().json()["replica_id"] == first.replica_id

@@ -74,7 +74,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with making() as hosts:
-        pair = hosts(2, outside=True)
+        pair = hosts(2)
         with fleet(pair, tmp_path_factory.mktemp("run"), more=LEFTOVERS) as deployment:
             deployment.up()
             yield _one_run(deployment, demo)
@@ -312,7 +312,7 @@ def test_data_that_differs_between_the_replicas_stops_the_job_before_it_trains(
     demo: Path, tmp_path: Path, hosts: MakeHosts
 ) -> None:
     """The same absolute path on both hosts, with other rows behind it on the second."""
-    pair = hosts(2, outside=True)
+    pair = hosts(2)
     at = tmp_path / "data"
     rows = (demo / "train.jsonl").read_text().splitlines(keepends=True)
     for host, kept in zip(pair, (rows, rows[:-60]), strict=True):
@@ -348,7 +348,7 @@ def test_data_that_differs_between_the_replicas_stops_the_job_before_it_trains(
 def test_a_rank_killed_together_with_its_agent_ends_the_other_and_is_named(
     number: int, demo: Path, tmp_path: Path, hosts: MakeHosts
 ) -> None:
-    with fleet(hosts(2, outside=True), tmp_path) as deployment:
+    with fleet(hosts(2), tmp_path) as deployment:
         deployment.up()
         deployment.ready("host-1", "host-2")
         victim, other = deployment.replicas[number], deployment.replicas[1 - number]
