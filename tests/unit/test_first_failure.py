@@ -82,7 +82,9 @@ def test_a_rank_that_only_lost_another_is_not_taken_for_the_cause() -> None:
     verdict = judged(member(0, ended(*LOST_IT, at=NOW - 2)), member(1, ended(*KILLED, at=NOW - 1)))
     assert verdict.state == "failed"
     assert named(verdict) == [("RUN001", "r-1", "error"), ("RUN001", "r-0", "note")]
-    assert verdict.summary.startswith("train failed on rank 1 (host-1) with exit code 1. A process was killed")
+    assert verdict.summary.startswith(
+        "train failed on rank 1 (host-1) with exit code 1. A process was killed"
+    )
     assert (
         verdict.findings[1].message
         == "train failed on rank 0 (host-0) with exit code 1: another rank went away."
