@@ -90,7 +90,9 @@ class Watch:
             if track is None or word_id <= training.last_word.get(record.rank, -1):
                 continue
             training.last_word[record.rank] = word_id
-            word = Word(now_s, record.at, record.phase if record.type == "phase" else None, record.step)
+            # after the last step come loading the best model and gathering: no step is to be expected any more
+            phase = {"phase": record.phase, "end": "save"}.get(record.type)
+            word = Word(now_s, record.at, phase, record.step)
             training.tracks[record.rank] = track.told(word)
 
 

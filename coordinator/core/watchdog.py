@@ -55,7 +55,10 @@ def judge(
     limit = _limit(running, doing, thresholds)
     behind = _behind([seen for _, seen in running])
     worked_s = max((track.worked_s or since_s for track, _ in running), default=since_s)
-    if (min(quiet_s, now_s - worked_s) if limit.since_work else quiet_s) >= limit.seconds:
+    counted_s = min(quiet_s, now_s - worked_s) if limit.since_work else quiet_s
+    if doing == {"on-gpu"} and limit.since_work:  # steps whose words do not come show in the log at least
+        counted_s = min(counted_s, _silence_s([track for track, _ in running]))
+    if counted_s >= limit.seconds:
         return Judgement("hung", _sentence(limit.why, quiet_s, behind, ranks), behind, ranks, quiet_s)
     stall_s = _stall_limit_s([track for track, _ in running], thresholds)
     if quiet_s >= stall_s:
@@ -102,10 +105,13 @@ def _stall_limit_s(tracks: Sequence[Track], thresholds: Thresholds) -> float:
     gap_s = max((track.gap_s for track in tracks), default=0.0)
     if usual_s > 0 and all(track.phase == "train" for track in tracks):
         return max(thresholds.stalled_s, thresholds.stalled_steps * usual_s, thresholds.gaps * gap_s)
-    talked = [t.samples[-1].line_age_s for t in tracks if t.samples]
-    if any(age_s is not None and age_s < thresholds.mute_s for age_s in talked):
-        return float("inf")
-    return thresholds.mute_s
+    return thresholds.mute_s if _silence_s(tracks) >= thresholds.mute_s else float("inf")
+
+
+def _silence_s(tracks: Sequence[Track]) -> float:
+    """Seconds since any log grew; for ever, where no log is known."""
+    ages_s = [track.samples[-1].line_age_s for track in tracks if track.samples]
+    return min((age_s for age_s in ages_s if age_s is not None), default=float("inf"))
 
 
 # In the order in which they are gone through; who is in an earlier one is behind.

@@ -211,3 +211,12 @@ def test_a_job_may_have_its_own_measure_or_none() -> None:
         )
     )
     assert silent.attempts == ()
+
+
+def test_after_its_last_step_a_training_is_not_expected_to_make_another() -> None:
+    words = [
+        (1, ProgressRecord(type="phase", at=1.0, rank=0, phase="train")),
+        (2, ProgressRecord(type="end", at=9.0, rank=0, step=5)),
+    ]
+    found = Watch().look(attempt(), {}, words, 100.0)
+    assert (found.tracks[0].phase, found.tracks[0].step) == ("save", 5)

@@ -167,6 +167,10 @@ QUIET: dict[str, tuple[tuple[Span, ...], tuple[Span, ...]]] = {
         (IMPORTING, Span(1200, "load", cpu=0.2, network=2e6), Span(400, cpu=1.0, gpu=100)),
         (IMPORTING, Span(1200, "load", cpu=1.0, gpu=100), Span(400, cpu=1.0, gpu=100)),
     ),
+    "a training on GPUs of which only the log tells": (
+        (IMPORTING, LOADING, Span(2500, cpu=1.0, gpu=97, lines_s=20)),
+        (IMPORTING, LOADING, Span(2500, cpu=1.0, gpu=97)),
+    ),
     "steps of two minutes": (
         (LOADING, Span(1800, "train", cpu=1.0, gpu=99, step_s=120)),
         (LOADING, Span(1800, "train", cpu=1.0, gpu=99, step_s=120)),
@@ -238,7 +242,9 @@ def test_a_hang_after_a_quiet_phase_is_found_all_the_same(name: str) -> None:
     rank0, rank1 = QUIET[name]
     length_s = sum(span.seconds for span in rank0)
     found_s = run((*rank0, NOTHING), (*rank1, NOTHING), until_s=length_s + 1600).at("hung")
-    if "steps of" in name or "accumulation" in name:  # a rank that idles is given three of its steps
+    if "only the log tells" in name:
+        limit_s = THRESHOLDS.talk_s
+    elif "steps of" in name or "accumulation" in name:  # a rank that idles is given three of its steps
         limit_s = 3 * (500 if "accumulation" in name else 120) + 20.0
     else:
         limit_s = FOUND_WITHIN_S
