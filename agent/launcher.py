@@ -66,7 +66,7 @@ class Shim(Message):
 
 
 class Exit(Message):
-    """What `exit.json` says; `requested`: somebody asked for the end."""
+    """What `exit.json` says; `requested`: somebody asked for the end; `dropped_bytes`: output that a full disk did not take."""
 
     exit_code: int | None
     signal: int | None
@@ -74,6 +74,7 @@ class Exit(Message):
     ended_at: float
     requested: bool = False
     error: str = ""
+    dropped_bytes: int = 0
 
 
 class Spec(Message):

@@ -1,12 +1,13 @@
 """One line of JSON per record, appended in a single write: how the training tells where it is.
 
 Called by `agent/plugin.py` inside the training processes; the agent mirrors the files as streams. Needs
-neither torch nor Axolotl. Nothing here may disturb the training: after the first failure the writer is
-silent for good.
+neither torch nor Axolotl. Nothing here may disturb the training: on a full disk records are lost until there is
+room again, which is said; after any other failure the writer is silent for good.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from coordinator.core.protocol import ProgressRecord
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 ATTEMPT_FOLDER = "RANKCALL_ATTEMPT_DIR"
 
 
@@ -23,6 +25,8 @@ class ProgressWriter:
     def __init__(self, local_rank: int) -> None:
         self.local_rank = local_rank
         self._descriptor: int | None = None
+        self._lost = 0
+        self._torn = False
         folder = os.environ.get(ATTEMPT_FOLDER)
         if not folder:
             return
@@ -38,11 +42,25 @@ class ProgressWriter:
         if self._descriptor is None:
             return
         line = record.model_dump_json(exclude_none=True).encode() + b"\n"
+        if self._torn:  # what is there of the line before would swallow this one
+            line = b"\n" + line
         try:
-            if os.write(self._descriptor, line) != len(line):
-                raise OSError("the disk is full")
+            written = os.write(self._descriptor, line)
         except OSError as error:
-            self._fall_silent(error)
+            if error.errno not in _FULL:
+                self._fall_silent(error)
+                return
+            written = 0
+        if written < len(line):
+            self._torn = self._torn or written > 0
+            if not self._lost:
+                print("rankcall: progress is not recorded while the disk is full", file=sys.stderr)
+            self._lost += 1
+            return
+        self._torn = False
+        if self._lost:
+            print(f"rankcall: {self._lost} records of progress were lost: the disk was full", file=sys.stderr)
+            self._lost = 0
 
     def close(self) -> None:
         if self._descriptor is not None:

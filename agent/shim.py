@@ -11,6 +11,7 @@ Standard library only: it must start in milliseconds and weigh little for as lon
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -22,6 +23,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.spool import Spool
 from coordinator.core import process
 from coordinator.core.paths import write_whole
 from coordinator.core.process import ProcessId
@@ -148,22 +150,32 @@ def run(folder: Path) -> int:
     # Written before the command starts: whatever happens from here on, it is never started a second time.
     _record(folder, me, None, started_at)
     output = os.open(spec.stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    spool = Spool(output)
     try:
+        spool.begin()
         child = process.start(
-            spec.argv, environment=spec.child_environment(), cwd=spec.cwd, output=output, own_session=True
+            spec.argv,
+            environment=spec.child_environment(),
+            cwd=spec.cwd,
+            output=spool.writer,
+            own_session=True,
         )
     except OSError as error:
         text = f"cannot start {spec.argv[0]!r} in {spec.cwd}: {error.strerror or error}"[:1000]
-        os.write(output, f"rankcall: {text}\n".encode(errors="replace"))
+        spool.finish()
+        with contextlib.suppress(OSError):
+            os.write(output, f"rankcall: {text}\n".encode(errors="replace"))
         _finish(folder, {"exit_code": _CANNOT_START, "signal": None, "error": text}, started_at, time.time())
         return 0
     finally:
-        os.close(output)
+        spool.handed_over()
     _record(folder, me, process.identify(child.pid), started_at)
     reaper = Reaper(child.pid)
     survivors = _supervise(reaper, signals, spec.grace_s)
     child.returncode = 0  # reaped here and not by Popen, which would complain
+    spool.finish()
     outcome = _outcome(reaper.status)
+    outcome["dropped_bytes"] = spool.dropped_bytes
     outcome["requested"] = signals.requested
     outcome["survivors"] = [found.pid for found in survivors]
     _finish(folder, outcome, started_at, reaper.ended_at or time.time())

@@ -273,7 +273,11 @@ class Attempt:
             findings = (self._shut_down(task.stage),)
         if ending.error:
             findings += (self._found("RUN024", f"{ending.error[:1].upper()}{ending.error[1:]}.", task),)
-        return _Outcome(ok=ending.exit_code == 0 and not findings, result=result, findings=findings)
+        ok = ending.exit_code == 0 and not findings
+        if ending.dropped_bytes:
+            text = f"The disk was full: {ending.dropped_bytes} bytes of the output of {task.task_id} were dropped."
+            findings += (self._found("RUN028", text, task),)
+        return _Outcome(ok=ok, result=result, findings=findings)
 
     async def _start(self, folder: TaskFolder, task: RunTask, plan: AttemptPlan) -> None:
         around = self._around

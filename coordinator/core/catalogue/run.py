@@ -141,6 +141,15 @@ ENTRIES: tuple[Entry, ...] = (
         fix="Start the replica again and retry the job.",
     ),
     Entry(
+        code="RUN028",
+        title="Output was dropped on a full disk",
+        severity="warning",
+        what="The disk that holds RANKCALL_STATE_DIR had no room left for the output of a process, so some was dropped. "
+        "The log says where, and how much.",
+        why="The process goes on: a training that dies because its log cannot be written loses more than the log.",
+        fix="Free space there, or set RANKCALL_STATE_DIR to a larger disk; save fewer checkpoints (`save_total_limit`).",
+    ),
+    Entry(
         code="RUN030",
         title="The training hangs",
         severity="error",
