@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from agent import addresses, discovery, facts, files, gpus, identity, launcher
+from agent import addresses, discovery, facts, files, gpus, identity, launcher, room
 from agent.client import Backoff, Coordinator, Murmur, NotRegistered
 from agent.convergence import Convergence
 from agent.identity import Identity
@@ -54,6 +54,7 @@ class Rhythm:
         look_s: how often streams are looked at while an attempt is here.
         stream_s: the least between two reports that carry nothing but stream bytes.
         reading_s: how long a report waits for a reading of the load.
+        room_s: how often it is seen whether the disk runs short.
         last_words_s: how long the end of the streams may take to be delivered when the agent is asked to end.
     """
 
@@ -63,6 +64,7 @@ class Rhythm:
     stream_s: float = 1.0
     reading_s: float = 1.0
     last_words_s: float = 3.0
+    room_s: float = 30.0
 
 
 class Agent:
@@ -127,6 +129,7 @@ class Agent:
                 "follow": self._follow(),
                 "converge": self._convergence.run(),
                 "report": self._report(),
+                "room": self._keep_room(),
                 "facts": self._learn_facts(),
             }.items()
         ]
@@ -270,6 +273,18 @@ class Agent:
             log.exception("facts could not be learned")
             self._facts = (self._facts or Facts()).model_copy(update={"problems": (f"facts: {error}",)})
             self._tell()
+
+    # --- the disk
+
+    async def _keep_room(self) -> None:
+        """Give room back on a disk that runs short. Never returns."""
+        while True:
+            await asyncio.sleep(self._rhythm.room_s)
+            kept = self._convergence.holding() | {self._convergence.attempt_id or ""}
+            try:
+                await asyncio.to_thread(room.make_room, self._layout, kept)
+            except OSError as error:
+                log.warning("the disk cannot be looked at", why=error.strerror or str(error))
 
     # --- what should be
 
