@@ -21,6 +21,8 @@ TESTS = Path(__file__).parent
 TAKE_TURNS = {"hosts": "interfaces", "browser": "interfaces", "training": "training"}
 
 
+# before xdist reads the marks
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
