@@ -210,10 +210,6 @@ class Fleet:
 
         self.eventually(there, f"{names} registered")
 
-    def missing(self, name: str) -> None:
-        """Wait until the coordinator counts this host as gone."""
-        self.eventually(lambda: name not in self.alive(), f"{name} is gone")
-
     def ready(self, *names: str) -> None:
         """Wait until these hosts are there and have imported torch, so that no deadline runs against that."""
 
