@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
@@ -80,9 +81,22 @@ class Uploads:
                 log.info("an upload ended early", path=request.path, why=str(error))
 
 
+def _opened(path: Path) -> BinaryIO:
+    """The file that was resolved, or nothing: a link that has been put on its way since is not followed.
+
+    Raises:
+        OSError: where it cannot be opened, or is another one by now.
+    """
+    file = path.open("rb")
+    if Path(f"/proc/self/fd/{file.fileno()}").readlink() != path:
+        file.close()
+        raise OSError(f"{path} has been moved")
+    return file
+
+
 async def _pieces(path: Path, offset: int) -> AsyncIterator[bytes]:
     """The file from `offset` on, read in a thread so that a slow disk does not hold up the agent."""
-    with await asyncio.to_thread(path.open, "rb") as file:
+    with await asyncio.to_thread(_opened, path) as file:
         file.seek(offset)
         while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
             yield piece

@@ -11,6 +11,8 @@ from coordinator.checks.subject import Findings, Subject, items, mapping, number
 _GATED = ("meta-llama/", "google/gemma", "mistralai/", "CohereForAI/", "CohereLabs/", "bigcode/starcoder")
 _PATH_KEYS = (
     "base_model",
+    "base_model_config",
+    "output_dir",
     "tokenizer_config",
     "dataset_prepared_path",
     "lora_model_dir",
@@ -31,8 +33,11 @@ def absolute_paths(subject: Subject) -> Findings:
     for section in ("datasets", "test_datasets", "pretraining_dataset"):
         for index, item in enumerate(items(subject.get(section))):
             named.append(((section, str(index), "path"), text(mapping(item).get("path"))))
+            files = mapping(item).get("data_files")
+            for file in files if isinstance(files, list) else [files]:
+                named.append(((section, str(index), "data_files"), text(file)))
     for keys, path in named:
-        if path.startswith("/") and subject.data_roots and not _under(path, subject.data_roots):
+        if path.startswith(("/", "~")) and subject.data_roots and not _under(path, subject.data_roots):
             yield subject.found(
                 "CFG024",
                 f"{shown(path)} is not under a folder that the replicas allow ({', '.join(subject.data_roots)})",
