@@ -19,7 +19,7 @@ from namespaces import MakeHosts, making
 
 from agent import launcher
 from coordinator.core.protocol import ProgressRecord
-from coordinator.core.views import JobPage, JobView, MetricPage, MetricView, StreamPage
+from coordinator.core.views import JobPage, JobView, MetricPage, MetricView, RenderedView, StreamPage
 from coordinator.demo import data
 
 pytestmark = [pytest.mark.training, pytest.mark.hosts, pytest.mark.timeout(1800)]
@@ -149,18 +149,24 @@ def test_the_master_is_rank_0_and_addresses_are_the_bridges(run: Run) -> None:
 
 
 def test_the_rendered_files_differ_in_the_rank_and_in_nothing_else(run: Run) -> None:
-    folders = [replica.layout.attempt(run.job.id, 1).root for replica in run.by_rank]
-    names = [
-        sorted(path.name for path in folder.iterdir() if path.suffix in {".yaml", ".json"})
-        for folder in folders
+    given = [
+        RenderedView.model_validate_json(
+            run.fleet.client.get(f"/jobs/{run.job.id}/files", params={"rank": rank})
+            .raise_for_status()
+            .content
+        )
+        for rank in range(len(run.by_rank))
     ]
-    rendered = [name for name in names[1] if not name.endswith("-result.json")]
-    assert {"accelerate.yaml", "axolotl.yaml"} <= set(rendered)
-    for name in rendered:
-        one, two = ((folder / name).read_text() for folder in folders)
-        if name == "accelerate.yaml":
-            two = two.replace("machine_rank: 1", "machine_rank: 0")
-        assert one == two, name
+    for replica, view in zip(run.by_rank, given, strict=True):
+        folder = replica.layout.attempt(run.job.id, 1).root
+        for file in view.files:
+            assert hashlib.sha256((folder / file.path).read_bytes()).hexdigest() == file.sha256, file.path
+    assert {"accelerate.yaml", "axolotl.yaml", "deepspeed.json"} <= {file.path for file in given[0].files}
+    for one, two in zip(given[0].files, given[1].files, strict=True):
+        differing = two.content
+        if two.path == "accelerate.yaml":
+            differing = differing.replace("machine_rank: 1", "machine_rank: 0")
+        assert (one.path, one.content) == (two.path, differing)
 
 
 def test_nothing_of_ours_holds_the_rendezvous_port_before_training(run: Run) -> None:
