@@ -86,6 +86,9 @@ def three(lasting: Fleet) -> Iterator[Fleet]:
     yield lasting
     for replica in lasting.replicas:
         replica.host.clear()
+        if replica.host.apart:
+            replica.vanish()
+            replica.host.apart = False
     for summary in lasting.client.get("/jobs").json()["items"] if lasting.alive() else ():
         if summary["state"] in ("queued", "running"):
             lasting.client.post(f"/jobs/{summary['id']}/cancel")
@@ -265,8 +268,8 @@ def test_a_cloned_state_folder_gets_an_id_of_its_own(three: Fleet) -> None:
     third.host.apart = True  # a container of its own, as the clone of a container is
     third.up()
     three.eventually(lambda: "SYS002" in third.said, "the clone is told")
-    own = json.loads((third.state / "replica.json").read_text())["replica_id"]
     three.gathered("host-1", "host-2", "host-3")
+    own = json.loads((third.state / "replica.json").read_text())["replica_id"]
     after = {view.hostname: view.id for view in three.page().items if view.alive}
     assert after == {**ids, "host-3": own}
     assert own not in ids.values()
@@ -280,8 +283,6 @@ def test_a_cloned_state_folder_gets_an_id_of_its_own(three: Fleet) -> None:
     three.gathered("host-1", "host-2", "host-3")
     again = {view.hostname: view.id for view in three.page().items if view.alive}
     assert again == after, "the id is kept"
-    third.vanish()
-    third.host.apart = False
 
 
 # --- what is killed
