@@ -2,9 +2,9 @@
 
 Properties are judged by their truth, not by how busy the machine is.
 
-A file stays in one process: its fixtures are made once. What makes network interfaces and what drives a
-browser take turns, because a browser drops its connections when the machine's interfaces change. What trains
-takes turns too: two trainings at once on two cores measure nothing but each other.
+A file stays in one process: its fixtures are made once. What trains takes turns: two trainings at once on two
+cores measure nothing but each other. What drives a browser takes turns too; hosts are made without a change to
+this machine's own network, at which a browser would drop its connections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ settings.register_profile("rankcall", deadline=None, suppress_health_check=[Heal
 settings.load_profile("rankcall")
 
 TESTS = Path(__file__).parent
-TAKE_TURNS = {"hosts": "interfaces", "browser": "interfaces", "training": "training"}
+TAKE_TURNS = {"browser": "browser", "training": "training"}
 
 
 # before xdist reads the marks

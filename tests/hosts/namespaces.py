@@ -211,13 +211,10 @@ class Host:
 
 
 @contextlib.contextmanager
-def hosts(
-    count: int, *, ipv4: bool = True, ipv6: bool = False, outside: bool = False
-) -> Iterator[tuple[Host, ...]]:
+def hosts(count: int, *, ipv4: bool = True, ipv6: bool = False) -> Iterator[tuple[Host, ...]]:
     """`count` hosts on one bridge: 10.77.k.1, 10.77.k.2 … and, with `ipv6`, fd77:k::1, fd77:k::2 …
 
-    `outside` gives this machine itself the address 10.77.k.254 on the same bridge, so that a browser or a
-    client in the test's own process reaches the hosts.
+    This machine's own network does not change: a browser would drop its connections. `Host.entered` reaches them.
 
     Raises:
         CannotMakeHosts: no root, or a tool or the kernel's support is missing.
@@ -253,8 +250,6 @@ def hosts(
                 )
                 everyone.append(host)
                 _plug(host, switch, number)
-            if outside:
-                _plug_outside(switch, subnet)
             yield tuple(everyone)
         finally:
             for host in everyone:
@@ -271,11 +266,9 @@ def making() -> Iterator[MakeHosts]:
     """What `hosts` is as a fixture: a function that makes hosts, and a failed test where they cannot be made."""
     with contextlib.ExitStack() as stack:
 
-        def make(
-            count: int, *, ipv4: bool = True, ipv6: bool = False, outside: bool = False
-        ) -> tuple[Host, ...]:
+        def make(count: int, *, ipv4: bool = True, ipv6: bool = False) -> tuple[Host, ...]:
             try:
-                return stack.enter_context(hosts(count, ipv4=ipv4, ipv6=ipv6, outside=outside))
+                return stack.enter_context(hosts(count, ipv4=ipv4, ipv6=ipv6))
             except CannotMakeHosts as problem:
                 pytest.fail(f"this machine cannot stand for several hosts: {problem}", pytrace=False)
 
@@ -321,14 +314,6 @@ def _plug(host: Host, switch: str, number: int) -> None:
         # Without duplicate detection the address is usable at once.
         host.ip("addr", "add", f"{host.address6}/64", "dev", "eth0", "nodad")
     host.ip("link", "set", "eth0", "up")
-
-
-def _plug_outside(switch: str, subnet: int) -> None:
-    name = f"rkout{subnet}"
-    _ip("link", "add", name, "type", "veth", "peer", "name", "outside", "netns", switch)
-    _ip("-n", switch, "link", "set", "outside", "master", "bridge", "up")
-    _ip("addr", "add", f"10.77.{subnet}.254/24", "dev", name)
-    _ip("link", "set", name, "up")
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def test_the_address_that_all_peers_reach_is_used_though_another_leads_to_the_co
     hosts: MakeHosts, tmp_path: Path
 ) -> None:
     """Between the first two is a network of their own, by which the second reaches the coordinator."""
-    made = hosts(3, outside=True)
+    made = hosts(3)
     to_master, own = joined(made[0], made[1])
     with fleet(made, tmp_path) as three:
         peers = ",".join((to_master, *(host.address for host in made[1:])))
@@ -81,7 +81,7 @@ def _a_cut_link_is_named_by_all_stages(three: Fleet) -> None:
 def test_a_second_interface_with_a_wrong_route_is_a_note_about_its_replica(
     hosts: MakeHosts, tmp_path: Path
 ) -> None:
-    made = hosts(2, outside=True)
+    made = hosts(2)
     second_interface_nowhere(made[1])
     with fleet(made, tmp_path) as pair:
         pair.up()
