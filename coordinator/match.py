@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -419,11 +418,6 @@ def _left_alone(address: str, no_proxy: str) -> bool:
         except ValueError:
             continue  # a name: it says nothing about a numeric address
     return False
-
-
-def counts_of(facts: Mapping[str, Facts]) -> Mapping[int, int]:
-    """How many replicas have how many GPUs."""
-    return Counter(len(fact.gpus) for fact in facts.values())
 
 
 def _package(name: str) -> Callable[[Facts], str | None]:

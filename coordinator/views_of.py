@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from coordinator.attempt import AttemptState, Observed, Seat, StageRecord
-from coordinator.core.catalogue import Entry
 from coordinator.core.clock import instant
 from coordinator.core.protocol import ProgressRecord
 from coordinator.core.views import (
     ArtifactView,
     AttemptView,
-    CodeView,
     EventView,
     JobSummary,
     JobView,
@@ -209,19 +207,6 @@ def event_view(row: rows.Event) -> EventView:
         job_id=row.job_id,
         replica_id=row.replica_id,
         detail=dict(row.detail),
-    )
-
-
-def code_view(entry: Entry) -> CodeView:
-    return CodeView(
-        code=entry.code,
-        title=entry.title,
-        severity=entry.severity,
-        what=entry.what,
-        why=entry.why,
-        fix=entry.fix,
-        bad=entry.bad,
-        good=entry.good,
     )
 
 

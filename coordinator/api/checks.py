@@ -15,7 +15,6 @@ from coordinator.api.routing import Guarded
 from coordinator.api.services import ServicesDep
 from coordinator.core.catalogue import CODES
 from coordinator.core.views import CheckVerdict, CodePage, CodeView, Submission
-from coordinator.views_of import code_view
 
 router = APIRouter(prefix="/api/v1", tags=["checks"], route_class=Guarded)
 
@@ -34,7 +33,7 @@ async def check(request: Request, services: ServicesDep) -> Response:
 
 @router.get("/codes", response_model=CodePage, summary="All codes that findings and problems can have")
 async def codes() -> Response:
-    return answer(CodePage(items=tuple(code_view(entry) for entry in CODES.values())))
+    return answer(CodePage(items=tuple(CodeView.model_validate(entry) for entry in CODES.values())))
 
 
 @router.get("/codes/{code}", response_model=CodeView, summary="Explain a code", responses=responses(404, 422))
@@ -42,4 +41,4 @@ async def code(code: Annotated[str, Path(max_length=16, examples=["SYS100"])]) -
     entry = CODES.get(code.upper())
     if entry is None:
         raise no_such("code", code)
-    return answer(code_view(entry))
+    return answer(CodeView.model_validate(entry))

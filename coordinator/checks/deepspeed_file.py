@@ -8,10 +8,10 @@ import re
 
 from coordinator.checks.edits import Edit, as_evidence, put
 from coordinator.checks.files import Files, nearest
-from coordinator.checks.presets import PRESET_FILES, PRESET_FOLDER, preset
 from coordinator.checks.subject import shown
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding
+from coordinator.render.presets import PRESET_FILES, PRESET_FOLDER, preset
 
 _COMMA = "a comma before the closing bracket"
 

@@ -6,7 +6,7 @@ import difflib
 
 from coordinator.cli.console import write, write_json, write_table
 from coordinator.cli.exits import Exit, Stop
-from coordinator.core.catalogue import CODES, Entry
+from coordinator.core.catalogue import CODES
 from coordinator.core.views import CodeView
 
 
@@ -18,7 +18,7 @@ def explain_one(code: str, *, json: bool) -> None:
         hint = f"Did you mean {' or '.join(near)}?" if near else "rankcall explain --all lists them."
         raise Stop(Exit.NOT_FOUND, f"There is no code {code}.", hint=hint)
     if json:
-        write_json(_view(entry))
+        write_json(CodeView.model_validate(entry))
         return
     write(f"{entry.code} ({entry.severity}): {entry.title}")
     for heading, text in (("What", entry.what), ("Why", entry.why), ("Do", entry.fix)):
@@ -33,19 +33,6 @@ def explain_one(code: str, *, json: bool) -> None:
 def explain_all(*, json: bool) -> None:
     entries = sorted(CODES.values(), key=lambda entry: entry.code)
     if json:
-        write_json([_view(entry) for entry in entries])
+        write_json([CodeView.model_validate(entry) for entry in entries])
         return
     write_table(("CODE", "SEVERITY", "TITLE"), ((e.code, e.severity, e.title) for e in entries))
-
-
-def _view(entry: Entry) -> CodeView:
-    return CodeView(
-        code=entry.code,
-        title=entry.title,
-        severity=entry.severity,
-        what=entry.what,
-        why=entry.why,
-        fix=entry.fix,
-        bad=entry.bad,
-        good=entry.good,
-    )

@@ -410,6 +410,8 @@ class CheckVerdict(View):
 class CodeView(View):
     """One entry of the catalogue; `bad` and `good` are an example of what triggers it and of what does not."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     code: str
     title: str
     severity: str

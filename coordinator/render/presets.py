@@ -6,7 +6,7 @@ installed), so that a submission that names one without bringing it gets the set
 
 from __future__ import annotations
 
-import re
+import posixpath
 from collections.abc import Mapping
 from typing import Final
 
@@ -82,12 +82,16 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     ),
 }
 
-_NAMED = re.compile(
-    r"^(?:.*/)?deepspeed_configs/(?P<name>[A-Za-z0-9_]+)\.json$|^(?P<bare>[A-Za-z0-9_]+)(?:\.json)?$"
-)
+PRESET_FOLDER: Final = "deepspeed_configs"
+PRESET_FILES: Final[tuple[str, ...]] = tuple(f"{name}.json" for name in PRESETS)
 
 
 def preset(path: str) -> Mapping[str, object] | None:
-    """The settings that `deepspeed_configs/zero2.json` (or `zero2.json`, `zero2`) names; None for another path."""
-    match = _NAMED.match(path)
-    return PRESETS.get(match["name"] or match["bare"]) if match else None
+    """The settings that `path` names, its last two parts being `deepspeed_configs/NAME.json`; None for another path.
+
+    The check and the rendering ask here alike, so that what the one accepts is what the other writes.
+    """
+    folder, name = posixpath.split(posixpath.normpath(path))
+    if posixpath.basename(folder) != PRESET_FOLDER or not name.endswith(".json"):
+        return None
+    return PRESETS.get(name.removesuffix(".json"))

@@ -327,17 +327,16 @@ def register(c: Connection, id: str, at: float, incarnation: int = 1, **more: An
 def test_a_replica_that_registers_again_keeps_its_rank_its_facts_and_its_first_instant(store: Store) -> None:
     store.write_now(lambda c: register(c, "r-2", 10.0))
     store.write_now(lambda c: register(c, "r-1", 11.0))
-    assert store.write_now(lambda c: queries.set_last_rank(c, "r-2", 1))
+    store.write_now(lambda c: queries.set_last_ranks(c, [("r-2", 1), ("r-9", 0)]))
     assert store.write_now(lambda c: queries.set_facts(c, "r-2", {"python": "3.11"}))
     assert not store.write_now(lambda c: queries.set_facts(c, "r-9", {}))
     store.write_now(lambda c: register(c, "r-2", 12.0, 2, hostname="new", registration='{"b":2}'))
-    store.write_now(lambda c: queries.touch_replicas(c, [("r-1", 13.5), ("r-9", 14.0)]))
     second, first = store.read_now(queries.replicas)
     assert second == rows.Replica(
         id="r-2", fingerprint="f", incarnation=2, token_hash="t2", registered_at=10.0, last_seen_at=12.0,
         hostname="new", last_rank=1, registration={"b": 2}, facts={"python": "3.11"},
     )  # fmt: skip
-    assert first.last_seen_at == 13.5
+    assert first.last_seen_at == 11.0
     assert store.read_now(lambda c: queries.replica(c, "r-1")) == first
     assert store.read_now(lambda c: queries.replica(c, "r-9")) is None
     store.write_now(lambda c: queries.set_last_ranks(c, [("r-1", 0), ("r-2", 4)]))

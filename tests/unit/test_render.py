@@ -120,7 +120,7 @@ def test_deepspeed_settings_come_from_the_nearest_source() -> None:
     inline = CONFIG.replace("deepspeed_configs/zero2.json", "{zero_optimization: {stage: 3}}")
     named = SubmittedFile(
         name="a.yaml",
-        text="distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ./zero3_bf16.json}\n",
+        text="distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ./deepspeed_configs/zero3_bf16.json}\n",
     )
     settings = SubmittedFile(
         name="a.yaml",
@@ -230,16 +230,17 @@ def test_prompts_are_laid_out_as_the_training_data_is() -> None:
     assert render(submission(), TWO_GPUS, ETH0).compare_argv is None
 
 
-def test_every_preset_of_axolotl_is_known_by_its_path_and_name() -> None:
+def test_every_preset_of_axolotl_is_known_by_its_path_and_by_nothing_less() -> None:
     for name in PRESETS:
         for path in (
             f"deepspeed_configs/{name}.json",
-            f"{name}.json",
-            name,
+            f"./deepspeed_configs/{name}.json",
             f"/w/deepspeed_configs/{name}.json",
         ):
             assert preset(path) == PRESETS[name]
-    assert preset("zero2_bf16.json") is None
+        assert preset(f"{name}.json") is None, "the check says that this file is missing"
+        assert preset(name) is None
+    assert preset("deepspeed_configs/zero2_bf16.json") is None
     assert preset("mine/zero2.json") is None
 
 

@@ -46,9 +46,7 @@ from coordinator.store.queries.replicas import (
     replica,
     replicas,
     set_facts,
-    set_last_rank,
     set_last_ranks,
-    touch_replicas,
     upsert_replica,
 )
 from coordinator.store.queries.sessions import end_session, insert_session, session
@@ -86,10 +84,8 @@ __all__ = [
     "replicas",
     "session",
     "set_facts",
-    "set_last_rank",
     "set_last_ranks",
     "tasks_of",
-    "touch_replicas",
     "update_attempt",
     "update_job",
     "upsert_replica",

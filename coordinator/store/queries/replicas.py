@@ -18,7 +18,6 @@ _UPSERT = (
     "last_seen_at = excluded.last_seen_at, registration = excluded.registration"
 )
 _RANK = "UPDATE replica SET last_rank = ? WHERE id = ?"
-_TOUCH = "UPDATE replica SET last_seen_at = ? WHERE id = ?"
 
 
 def upsert_replica(
@@ -62,17 +61,6 @@ def set_facts(c: Connection, replica_id: str, facts: Mapping[str, Any]) -> bool:
     """Keep what the replica says it has (`protocol.Facts`). False: there is no such replica."""
     replica = table(Replica)
     return c.execute(update(replica).where(replica.c.id == replica_id).values(facts=facts)).rowcount == 1
-
-
-def set_last_rank(c: Connection, replica_id: str, rank: int | None) -> bool:
-    """The rank this replica keeps over restarts and attempts. False: there is no such replica."""
-    replica = table(Replica)
-    return c.execute(update(replica).where(replica.c.id == replica_id).values(last_rank=rank)).rowcount == 1
-
-
-def touch_replicas(c: Connection, seen: Sequence[tuple[str, float]]) -> None:
-    """When each replica was last heard of, (id, instant); unknown ones are passed over."""
-    driver.execute_many(c, _TOUCH, [(at, replica_id) for replica_id, at in seen])
 
 
 def set_last_ranks(c: Connection, ranks: Sequence[tuple[str, int]]) -> None:
