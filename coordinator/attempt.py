@@ -209,6 +209,7 @@ class Snapshot:
         attempts: those not ended, and the last ended one of each open job.
         starts: what the training processes said of themselves when they started, by attempt.
         watched: trainings that are to be judged now, by attempt; empty in between.
+        broken: attempts for which no plan could be made, and why.
     """
 
     now_at: float
@@ -217,3 +218,4 @@ class Snapshot:
     replicas: Mapping[str, Observed]
     starts: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict)
     watched: Mapping[str, Watched] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)

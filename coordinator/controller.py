@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -63,6 +63,7 @@ class Controller:
         self._starts: dict[str, dict[int, ProgressRecord]] = {}
         self._standings: OrderedDict[str, Standing] = OrderedDict()
         self._noted: list[Finding] = []
+        self._broken: dict[str, str] = {}
         self._wake_at: float | None = None
         self._open = False
         self._watch = Watch()
@@ -156,10 +157,6 @@ class Controller:
         self._broadcast.publish("jobs")
         self.wake()
 
-    def attempt(self, attempt_id: str) -> AttemptState | None:
-        """An attempt that is not ended."""
-        return self._attempts.get(attempt_id)
-
     # --- the loop
 
     async def load(self) -> None:
@@ -234,15 +231,19 @@ class Controller:
             self._roster.observed(),
             {attempt_id: tuple(starts.values()) for attempt_id, starts in self._starts.items()},
             await self._look_at_trainings(jobs),
+            dict(self._broken),
         )
         change = advance(snapshot)
         self._wake_at = change.wake_at
         if not (change.jobs or change.attempts or change.findings or change.artifacts or self._noted):
             return
-        noted, self._noted = self._noted, []
+        noted = tuple(self._noted)
         await self._store.write(lambda c: _apply(c, change, noted, snapshot.now_at))
+        del self._noted[: len(noted)]
         for attempt in change.attempts:
             self._seat(attempt)
+            if attempt.state != "active":
+                self._broken.pop(attempt.id, None)
             if attempt.state == "ended":
                 self._attempts.pop(attempt.id, None)
                 self._starts.pop(attempt.id, None)
@@ -352,7 +353,13 @@ class Controller:
                 if presence is None:
                     continue
                 presence.last_rank = seat.rank
-                what = plan(job, work, attempt, seat, presence.facts)
+                try:
+                    what = plan(job, work, attempt, seat, presence.facts)
+                except Exception as error:
+                    log.exception("no plan could be made", attempt=attempt.id, rank=seat.rank)
+                    self._broken[attempt.id] = str(error) or type(error).__name__
+                    self.wake()
+                    break
                 if what.task is not None and seat.rank < KEEPERS and what.files:
                     what = what.model_copy(update={"snapshot": snapshot_of(row, attempt)})
                 self._roster.assign(seat.replica_id, what)
@@ -374,7 +381,7 @@ class Controller:
                 self._works.pop(job.id, None)
 
 
-def _apply(connection: Connection, change: Change, noted: list[Finding], at: float) -> None:
+def _apply(connection: Connection, change: Change, noted: Sequence[Finding], at: float) -> None:
     """Store one pass's changes; runs in the writer's transaction."""
     for job in change.jobs:
         queries.update_job(

@@ -7,6 +7,7 @@ ended on every replica, and only then is the job said to have failed or tried ag
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -78,7 +79,7 @@ def advance(snapshot: Snapshot) -> Change:
     for job in snapshot.jobs:
         attempt = open_of.get(job.id)
         if attempt is not None:
-            moved, found, collected = _advance_attempt(job, attempt, snapshot)
+            moved, found, collected = _advance_or_end(job, attempt, snapshot)
             findings += [(job.id, attempt.id, f) for f in found]
             if collected is not None:
                 artifacts.append((moved, collected))
@@ -99,7 +100,7 @@ def advance(snapshot: Snapshot) -> Change:
             if again_at is not None and snapshot.now_at < again_at:
                 wakes.append(again_at)
                 continue
-            after, started, found = _gather(job, last, busy, snapshot)
+            after, started, found = _gather_or_fail(job, last, busy, snapshot)
             findings += [(job.id, None, f) for f in found]
             if started is not None:
                 changed[started.id] = started
@@ -165,6 +166,18 @@ def _gather(
     )
     failed = replace(waiting, state="failed", verdict=late.message, ended_at=now_at)
     return failed, None, (late,)
+
+
+def _gather_or_fail(
+    job: Job, last: AttemptState | None, busy: set[str], snapshot: Snapshot
+) -> tuple[Job, AttemptState | None, tuple[Finding, ...]]:
+    """An error of our own fails this job; it must not keep the others waiting."""
+    try:
+        return _gather(job, last, busy, snapshot)
+    except Exception as error:
+        found = _own_fault(Stage.GATHER, f"{type(error).__name__}: {error}", traceback.format_exc())
+        failed = replace(job, state="failed", verdict=found.message, ended_at=snapshot.now_at)
+        return failed, None, (found,)
 
 
 def _again_at(last: AttemptState | None) -> float | None:
@@ -245,6 +258,29 @@ def _new_attempt(job: Job, members: list[Observed], since: float, now_at: float)
 def _members(attempt: AttemptState, snapshot: Snapshot) -> list[Observed] | None:
     found = [snapshot.replicas.get(seat.replica_id) for seat in attempt.seats]
     return [m for m in found if m is not None] if all(found) else None
+
+
+def _advance_or_end(
+    job: Job, attempt: AttemptState, snapshot: Snapshot
+) -> tuple[AttemptState, tuple[Finding, ...], CollectResult | None]:
+    """An error of our own ends this attempt; it must not stop the others, nor leave its replicas training."""
+    why, where = snapshot.broken.get(attempt.id) if attempt.state == "active" else None, ""
+    if why is None:
+        try:
+            return _advance_attempt(job, attempt, snapshot)
+        except Exception as error:
+            why, where = f"{type(error).__name__}: {error}", traceback.format_exc()
+    found = _own_fault(attempt.stage.stage, why, where)
+    return _ending(attempt, "failed", found.message, snapshot.now_at), (found,), None
+
+
+def _own_fault(stage: Stage, why: str, where: str) -> Finding:
+    return finding(
+        "SYS032",
+        f"rankcall could not go on with {stage.value}: {why}",
+        stage=stage,
+        evidence={"traceback": [*where.splitlines()[-12:]]} if where else {},
+    )
 
 
 def _advance_attempt(

@@ -57,12 +57,12 @@ def judge_train(
     quiet_s: float = THRESHOLDS.window_s,
 ) -> Verdict:
     """All ranks trained together to the end: one world, the same steps, exit 0 everywhere."""
-    if attempt.hung is not None:
-        return judge_hang(attempt, members, at)
     reports = reports_of(attempt, members, Stage.TRAIN)
     failed = failures(members, reports, Stage.TRAIN)
     apart = _training_apart(attempt, starts)
     under_way = any(report is None or report.state == "running" for report in reports)
+    if attempt.hung is not None and under_way:
+        return judge_hang(attempt, members, at)
     if failed and not apart and under_way and all(failure.echo for failure in failed):
         if attempt.echo_since is None:
             return Verdict("pending", updates={"echo_since": at})
@@ -93,6 +93,8 @@ def judge_train(
         f"{steps} steps on {attempt.world_size} ranks",
         carried(reports),
         figures={"total_steps": steps, "world_size": attempt.world_size},
+        # one that ended well while evidence of a hang was gathered did not hang
+        updates={"hung": None, "hung_at": None} if attempt.hung else {},
     )
 
 

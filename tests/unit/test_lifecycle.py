@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.assignment import Work, plan
 from coordinator.attempt import AttemptState, Job, Observed, Snapshot, StageRecord
+from coordinator.core.catalogue import finding
 from coordinator.core.protocol import (
     Address,
     ArtifactFacts,
@@ -51,6 +52,7 @@ class World:
         self.replicas: dict[str, Observed] = {}
         self.starts: dict[str, tuple[ProgressRecord, ...]] = {}
         self.findings: list[Finding] = []
+        self.broken: dict[str, str] = {}
         for name in names:
             self.register(name)
 
@@ -86,6 +88,7 @@ class World:
                 tuple(self.attempts.values()),
                 self.replicas,
                 self.starts,
+                broken=self.broken,
             )
         )
         self.jobs.update({job.id: job for job in change.jobs})
@@ -277,6 +280,15 @@ def test_a_rank_that_never_said_that_it_trained_is_waited_for_and_then_a_failure
     assert world.attempt().outcome == "failed" and world.findings[-1].code == "RUN004"
 
 
+def test_a_training_that_ends_well_while_evidence_is_gathered_did_not_hang() -> None:
+    world = started(Stage.TRAIN)
+    found = finding("RUN030", "nobody works")
+    seen = world.attempt().model_copy(update={"hung": found, "hung_at": world.now_at})
+    world.attempts[seen.id] = seen
+    world.pass_stage(Stage.TRAIN)
+    assert stage_of(world) == (Stage.COLLECT, "running") and world.attempt().hung is None
+
+
 def test_ranks_with_different_numbers_of_steps_are_stopped() -> None:
     world = started(Stage.TRAIN)
     world.starts[world.attempt().id] = tuple(
@@ -392,6 +404,28 @@ def test_a_replica_that_still_holds_an_old_attempt_gets_no_seat() -> None:
     world.submit()
     world.step()
     assert world.jobs["job00001"].state == "queued"
+
+
+def test_an_error_of_our_own_ends_its_job_and_no_other() -> None:
+    world = started(Stage.COLLECTIVE)
+    damaged = world.attempt().model_copy(update={"rounds": ()})  # a record that no judge can read
+    world.attempts[damaged.id] = damaged
+    world.register("c")
+    world.submit("job00002", nodes=1)
+    world.step(1.0)
+    assert world.attempt().outcome == "failed" and world.findings[-1].code == "SYS032"
+    assert "IndexError" in world.findings[-1].message and world.findings[-1].evidence["traceback"]
+    assert world.jobs["job00002"].state == "running"
+
+
+def test_an_attempt_without_a_plan_is_ended_with_the_reason() -> None:
+    world = started(Stage.PREPARE)
+    world.broken = {world.attempt().id: "zero9.json was not submitted"}
+    world.step(1.0)
+    assert world.attempt().outcome == "failed" and "zero9.json" in world.findings[-1].message
+    world.let_go()
+    world.step(1.0)
+    assert world.jobs["job00001"].state == "failed"
 
 
 def test_deciding_twice_changes_nothing() -> None:

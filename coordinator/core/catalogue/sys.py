@@ -132,6 +132,15 @@ ENTRIES: tuple[Entry, ...] = (
         fix="Let it finish; or end it with SIGTERM to `rankcall up` on that replica, and start that again.",
     ),
     Entry(
+        code="SYS032",
+        title="rankcall could not go on with a job",
+        severity="error",
+        what="An error in rankcall itself, while it judged a stage of this job or made the plan for its replicas.",
+        why="The job is ended rather than left standing; other jobs are not touched by it.",
+        fix="See the evidence. Where it names a file or a key of the submission, correct that; else it is a fault of "
+        "rankcall's: please report it with the evidence.",
+    ),
+    Entry(
         code="SYS029",
         title="A setting cannot be understood",
         severity="error",
