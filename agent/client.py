@@ -180,7 +180,7 @@ class Coordinator:
             except Unreachable as error:
                 murmur.say("waiting for the coordinator", why=str(error))
             except ProblemAnswer as error:
-                if error.status == HTTPStatus.CONFLICT:
+                if error.status == HTTPStatus.CONFLICT and error.code != "SYS119":
                     said = _INCARNATION.search(str(error))
                     outdated(int(said[1]) if said else 0)
                 asked_s = min(error.retry_after_s or 0.0, backoff.longest_s)

@@ -11,7 +11,7 @@ import ipaddress
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _ESTABLISHED, _SYN_SENT, _SYN_RECEIVED, _TIME_WAIT, _LISTEN = "01", "02", "03", "06", "0A"
 
@@ -154,7 +154,9 @@ def _link(entry: Path) -> str:
 
 def _command(process: Path) -> str:
     try:
-        words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").split()
+        program, *rest = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
-        words = []
+        return "a process"
+    # The program without its folder: a long one would leave no room for what tells this process from others.
+    words = " ".join([PurePosixPath(program).name, *rest]).split()
     return " ".join(words)[:80] or "a process"

@@ -115,7 +115,7 @@ async def desired(request: Request) -> Response:
     status_code=201,
     response_model=Registered,
     summary="Register a replica",
-    responses=responses(409, 413, 422, 503),
+    responses=responses(409, 413, 422),
     openapi_extra=body("Registration", REGISTRATION),
 )
 async def register(request: Request) -> Response:
@@ -128,7 +128,7 @@ async def register(request: Request) -> Response:
     except (Stale, Unknown) as refusal:
         raise _fenced(refusal) from None
     except Doubtful as doubt:
-        raise problem(503, "SYS119", str(doubt), headers={"Retry-After": "1"}) from None
+        raise problem(409, "SYS119", str(doubt), headers={"Retry-After": "1"}) from None
     return Response(registered.model_dump_json(), 201, media_type=JSON)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coordinator.cli.console import say, write, write_json
 from coordinator.cli.exits import Exit, Stop
-from coordinator.cli.submission import Asked, read
+from coordinator.cli.submission import Asked, with_settings
 from coordinator.core.views import RenderedFileView, RenderedView
 from coordinator.render import Rendered, RenderError, Site, Topology, render
 
@@ -34,7 +34,7 @@ def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, 
     if wanted.rank is not None and wanted.rank >= wanted.nodes:
         raise Stop(Exit.USAGE, f"Rank {wanted.rank} is not among {wanted.nodes} nodes: ranks count from 0.")
     ranks = range(wanted.nodes) if wanted.rank is None else (wanted.rank,)
-    submission = read(asked)
+    submission = with_settings(asked)
     try:
         topology = Topology(wanted.nodes, wanted.gpus_per_node, wanted.master_address, wanted.master_port)
         family = "ipv6" if ":" in wanted.master_address else "ipv4"

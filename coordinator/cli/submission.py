@@ -52,6 +52,18 @@ def build(asked: Asked) -> Submission:
     return bare.model_copy(update={"files": files})
 
 
+def with_settings(asked: Asked) -> Submission:
+    """The submission with the DeepSpeed files it names, which is all that is rendered from what lies beside a config.
+
+    Raises:
+        Stop: naming the file, key or option that cannot be used.
+    """
+    bare = read(asked)
+    named = {key: value for key, value in _effective(asked, bare.config).items() if key == "deepspeed"}
+    files = collect(asked.config.parent, named, _of_accelerate(bare.accelerate))
+    return bare.model_copy(update={"files": files})
+
+
 def judge(asked: Asked, submission: Submission) -> CheckVerdict:
     """What the rules say of a submission whose files lie in the config's folder."""
     from coordinator.checks import FolderFiles, check

@@ -34,7 +34,7 @@ def test_a_clone_gets_an_id_of_its_own_as_soon_as_the_first_has_spoken(coordinat
     first, second = pair(coordinator)
     for _ in range(2):
         doubted = second.register()
-        assert (doubted.status_code, doubted.headers["retry-after"]) == (503, "1")
+        assert (doubted.status_code, doubted.headers["retry-after"]) == (409, "1")
         assert doubted.json()["code"] == "SYS119"
         assert "replica-2 comes with the id of replica-1" in doubted.json()["detail"]
     first.report().raise_for_status()
@@ -48,14 +48,14 @@ def test_a_clone_gets_an_id_of_its_own_as_soon_as_the_first_has_spoken(coordinat
     assert second.register().json()["replica_id"] == second.replica_id, "it keeps the id it was given"
     third = Agent(coordinator.url, 3, TOKEN)
     third.replica_id = first.replica_id
-    assert third.register().status_code == 503, "each newcomer is doubted anew"
+    assert third.register().status_code == 409, "each newcomer is doubted anew"
 
 
 def test_a_container_that_was_restarted_keeps_its_id(coordinator: Coordinator) -> None:
     """Its first pid and so its fingerprint are new; its past speaks no more."""
     first, again = pair(coordinator)
     end = time.monotonic() + PATIENCE_S
-    while (answer := again.register()).status_code == 503:
+    while (answer := again.register()).status_code == 409:
         assert time.monotonic() < end
         time.sleep(0.2)
     assert answer.status_code == 201
