@@ -15,7 +15,6 @@ import ipaddress
 import os
 import selectors
 import socket
-import statistics
 import struct
 import time
 from collections import deque
@@ -58,7 +57,9 @@ class Limits:
         large_bytes: payload of a link that is not sampled: several packets even of jumbo size.
         spare_s: a link that stands still while the same replica was reached at another of its addresses is given
             up after this, and not tried again: it is only to be known whether it would do as well.
-        slower, measured_again: a link so many times slower than the median is measured again, alone.
+        slower, fast_bytes_per_s, measured_again: a link so many times slower than the best, and below a gigabit,
+            is measured again, alone.
+        busy_s: how much longer to wait each time before that: a busy moment may last.
     """
 
     still_s: float = 5.0
@@ -69,7 +70,9 @@ class Limits:
     spare_s: float = 2.5
     large_bytes: int = 32 * 1024
     slower: float = 4.0
-    measured_again: int = 2
+    fast_bytes_per_s: float = 125e6
+    measured_again: int = 4
+    busy_s: float = 0.05
 
 
 LIMITS = Limits()
@@ -78,7 +81,8 @@ _UNREACHABLE = frozenset(
     {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
 )
 _READ_BYTES = 256 * 1024
-_MIN_RTT_AT, _TCP_INFO_BYTES = 148, 152  # tcpi_min_rtt in struct tcp_info of linux/tcp.h, in microseconds
+# In struct tcp_info of linux/tcp.h: tcpi_min_rtt, in microseconds, and tcpi_delivery_rate, in bytes per second.
+_MIN_RTT_AT, _DELIVERY_RATE_AT, _TCP_INFO_BYTES = 148, 160, 168
 _NO_FAREWELL = struct.pack("ii", 1, 0)
 
 
@@ -118,6 +122,7 @@ class _Link:
         self._stepped = self.began
         self._sending = memoryview(b"")
         self._received = bytearray()
+        self._rate, self._trip_s = 0.0, 0.0  # as the kernel saw them; 0.0: it does not say
         self._known: dict[str, float | str] = {}
 
     def start(self) -> None:
@@ -142,6 +147,7 @@ class _Link:
                 self._connected()
             if events & selectors.EVENT_WRITE and self._sending:
                 self._sending = self._sending[self._socket.send(self._sending) :]
+                self._clock()
             if events & selectors.EVENT_READ:
                 self._read()
         except BlockingIOError:
@@ -212,9 +218,10 @@ class _Link:
             self._fail(Fault.CORRUPT, "the payload was not acknowledged in our protocol")
             return
         del self._received[: len(echo.RECEIVED)]
+        self._clock()
         out_s = self._next(late=Fault.LOST_BACK, ended=Fault.LOST_BACK)
         if self.sampled:
-            self._known["bytes_per_s"] = len(self.payload) / max(out_s, 1e-6)
+            self._known["bytes_per_s"] = max(len(self.payload) / max(out_s, 1e-6), self._rate)
 
     def _returned(self) -> None:
         if self._received != self.payload:
@@ -223,18 +230,21 @@ class _Link:
         back_s = self._next(late=Fault.LOST_BACK, ended=Fault.LOST_BACK)
         if self.sampled:
             self._known["return_bytes_per_s"] = len(self.payload) / max(back_s, 1e-6)
-        self._correct()
+        if self._trip_s:
+            self._known["rtt_s"] = min(float(self._known["rtt_s"]), self._trip_s)
         self._succeed()
 
-    def _correct(self) -> None:
-        """The kernel times packets themselves; our own figure includes how busy both machines are."""
+    def _clock(self) -> None:
+        """The kernel times packets itself; our own figures include how busy both machines are."""
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             (trip_us,) = struct.unpack_from("I", info, _MIN_RTT_AT)
+            (rate,) = struct.unpack_from("Q", info, _DELIVERY_RATE_AT)
         except (OSError, struct.error):  # a sandboxed kernel may not have it
             return
+        self._rate = max(self._rate, float(rate))
         if 0 < trip_us < 1 << 31:
-            self._known["rtt_s"] = min(float(self._known["rtt_s"]), trip_us / 1e6)
+            self._trip_s = trip_us / 1e6
 
     def _next(self, *, late: Fault, ended: Fault) -> float:
         """Enter the next step, with the faults of standing still and of ending in it; the last one's seconds."""
@@ -316,8 +326,11 @@ class _Mesh:
         targets = [target for target in self._task.targets if target.replica_id != self._me]
         try:
             self._drive(targets, self._limits.at_once)
-            for _ in range(self._limits.measured_again):
-                self._drive(self._slow(targets), 1)
+            for again in range(self._limits.measured_again):
+                if not (slow := self._slow(targets)):
+                    break
+                time.sleep(self._limits.busy_s * again)
+                self._drive(slow, 1)
         finally:
             for link in self._working:
                 link.close()
@@ -333,11 +346,13 @@ class _Mesh:
                 self._end(link, waiting)
 
     def _slow(self, targets: Iterable[Member]) -> list[Member]:
-        """Links far slower than the others: perhaps only because this moment was busy."""
-        speeds = {key: seen.bytes_per_s for key, seen in self._results.items() if seen.bytes_per_s}
-        if len(speeds) < 2:
-            return []
-        limit = statistics.median(speeds.values()) / self._limits.slower
+        """Links far slower than the best, in one direction: perhaps only because this moment was busy."""
+        speeds = {
+            key: min(seen.bytes_per_s, seen.return_bytes_per_s)
+            for key, seen in self._results.items()
+            if seen.bytes_per_s and seen.return_bytes_per_s
+        }
+        limit = min(max(speeds.values(), default=0.0) / self._limits.slower, self._limits.fast_bytes_per_s)
         return [t for t in targets if speeds.get((t.replica_id, t.address), limit) < limit]
 
     def _begin(self, waiting: deque[tuple[Member, int, float]], at_once: int) -> None:

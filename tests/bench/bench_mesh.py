@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import os
 import pickle
 import statistics
@@ -44,13 +45,16 @@ async def host(numbers: list[int]) -> None:
     results = await asyncio.gather(
         *(tcp.probe(task, members[n].replica_id) for n, task in zip(numbers, tasks, strict=True))
     )
-    sys.stdout.buffer.write(
-        pickle.dumps({members[n].replica_id: r for n, r in zip(numbers, results, strict=True)})
-    )
-    sys.stdout.buffer.flush()
+    told = pickle.dumps({members[n].replica_id: r for n, r in zip(numbers, results, strict=True)})
+    await asyncio.to_thread(tell, told)  # in a thread: others still ask our servers
     await asyncio.to_thread(sys.stdin.buffer.read)
     for server in servers.values():
         await server.aclose()
+
+
+def tell(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def one_round(replicas: int, processes: int) -> tuple[float, list[str]]:
@@ -102,7 +106,7 @@ def main() -> None:
     for _ in range(options.rounds):
         elapsed, codes = one_round(options.replicas, options.processes)
         times.append(elapsed)
-        print(f"{elapsed:5.2f} s, findings: {codes or 'none'}")
+        print(f"{elapsed:5.2f} s, findings: {dict(collections.Counter(codes)) or 'none'}")
     links = options.replicas * (options.replicas - 1)
     print(
         f"{options.replicas} replicas, {links} directed links: median {statistics.median(times):.2f} s ({os.cpu_count()} cores)"

@@ -43,19 +43,36 @@ class Prober:
     host: Host
     member: Member
     process: subprocess.Popen[bytes]
+    owed: int = 0  # answers that have not come yet: one that was stopped gives them when it goes on
 
     def ask(self, task: TcpTask | CollectiveTask, wait_s: float) -> bytes | None:
         """The answer to a task as JSON; None when none came in `wait_s`. Late answers to others are skipped."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(task.model_dump_json().encode() + b"\n")
         self.process.stdin.flush()
-        until = time.monotonic() + wait_s
-        while select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-            name, _, answer = self.process.stdout.readline().partition(b" ")
-            if name == task.task_id.encode() or not name:
-                return answer or None
+        self.owed += 1
+        for name, answer in self._answers(wait_s):
+            if name == task.task_id.encode():
+                return answer
         return None
+
+    def settle(self, wait_s: float) -> None:
+        """Take the answers that are still owed, so that nothing of it goes on afterwards."""
+        for _ in self._answers(wait_s):
+            pass
+        assert not self.owed, f"{self.owed} tasks of {self.member.name} are still not answered"
+
+    def _answers(self, wait_s: float) -> Iterator[tuple[bytes, bytes]]:
+        assert self.process.stdout is not None
+        until = time.monotonic() + wait_s
+        while (
+            self.owed and select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]
+        ):
+            name, _, answer = self.process.stdout.readline().partition(b" ")
+            if not name:
+                return
+            self.owed -= 1
+            yield name, answer
 
 
 class Handshake:

@@ -44,9 +44,7 @@ def warm(warm_handshake: Handshake) -> Iterator[Handshake]:
     for prober in warm_handshake.probers:
         prober.host.clear()
         prober.process.send_signal(signal.SIGCONT)
-    until = time.monotonic() + 10  # a replica that was stopped finishes what it was at
-    while _rounds_running(warm_handshake) and time.monotonic() < until:
-        time.sleep(0.1)
+        prober.settle(15)
     assert not _rounds_running(warm_handshake), "no round is left running"
 
 
