@@ -1,6 +1,6 @@
 """The tables. Who writes them: `queries` and `streams.py`, always inside the one `Writer`.
 
-JSON columns hold messages of `core/protocol.py` as they were sent; what is searched or joined has a
+JSON columns hold messages of `core/protocol/` as they were sent; what is searched or joined has a
 column of its own. Instants are seconds since the epoch (the coordinator's clock) as float.
 """
 

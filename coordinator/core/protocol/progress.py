@@ -1,0 +1,42 @@
+"""What the training writes about itself, a line of JSON each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from coordinator.core.protocol.message import LARGEST_RANK, Message
+
+
+class ProgressRecord(Message):
+    """One line of a `progress.<local_rank>` stream, written by `agent/plugin.py` on every rank.
+
+    `start` once (sizes and world as the training itself sees them), `phase` when the kind of work
+    changes (load, train, evaluate, save, done), `log` and `eval` with the trainer's numbers, `end` once.
+    """
+
+    type: Literal["start", "phase", "log", "eval", "end"]
+    at: float
+    rank: int = Field(ge=0, le=LARGEST_RANK)
+    local_rank: int = Field(default=0, ge=0, le=LARGEST_RANK)
+    world_size: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    phase: str | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    perplexity: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    step_s: float | None = None
+    trainable_parameters: int | None = None
+    all_parameters: int | None = None
+    packing: bool | None = None
+    batches: int | None = None
+    train_loss: float | None = None
+    train_runtime_s: float | None = None
