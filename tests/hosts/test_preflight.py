@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,51 @@ def test_a_second_interface_with_a_wrong_route_is_a_note_about_its_replica(
         named = view["grid"]["replicas"][1]
         assert note["replica"] == named["replica_id"] and named["hostname"] == "host-2"
         assert "10.99.1.1 on eth1 (0 of 1 peers)" in note["message"]
+
+
+_ANOTHER_VERSION = """
+import importlib.util, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch.version":
+            return importlib.util.spec_from_file_location(name, {version!r})
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def python_with_another_torch(folder: Path) -> Path:
+    """This interpreter with the real torch, which takes itself for release 2.11.0."""
+    folder.mkdir()
+    files = importlib.metadata.files("torch") or ()
+    (source,) = (file for file in files if str(file) == "torch/version.py")
+    version = folder / "version.py"
+    version.write_text(re.sub(r"'2\.\d+\.\d+[^']*'", "'2.11.0'", source.read_text()))
+    (folder / "sitecustomize.py").write_text(_ANOTHER_VERSION.format(version=str(version)))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_another_torch_on_one_replica_is_named_before_anything_is_tried(
+    hosts: MakeHosts, tmp_path: Path
+) -> None:
+    made = hosts(3)
+    with fleet(made, tmp_path) as three:
+        python = python_with_another_torch(tmp_path / "another")
+        three.replicas[2].environment["RANKCALL_PYTHON"] = str(python)
+        three.up()
+        three.ready(*(host.name for host in made))
+        code, view = preflight(three.master)
+        assert code == 4
+        (error,) = (found for found in view["findings"] if found["severity"] == "error")
+        named = {seat["replica_id"]: seat["hostname"] for seat in view["attempt"]["members"]}
+        assert (error["code"], error["stage"], named[error["replica"]]) == ("ENV001", "match", "host-3")
+        assert "2.11.0" in error["message"]
+        assert [stage["state"] for stage in view["attempt"]["stages"][2:]] == ["waiting", "waiting"]
+        code, view = preflight(three.master, "--allow", "ENV001")
+        assert code == 0, view["verdict"]
 
 
 def test_ipv6_alone_is_enough(hosts: MakeHosts, tmp_path: Path) -> None:
