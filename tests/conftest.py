@@ -1,29 +1,45 @@
-"""What holds for all tests, and how they are spread over processes (`pytest -n 3 --dist loadgroup`, as tests/run does).
+"""What holds for all tests, and how they are spread over processes (`pytest -n 3`, as tests/run does).
 
 Properties are judged by their truth, not by how busy the machine is.
 
-A file stays in one process: its fixtures are made once. What trains takes turns: two trainings at once on two
-cores measure nothing but each other. What drives a browser takes turns too; hosts are made without a change to
-this machine's own network, at which a browser would drop its connections.
+A file stays in one process: its fixtures are made once. Folders whose tests would disturb each other take turns:
+two trainings at once on two cores measure nothing but each other. What takes longest begins first.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("rankcall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rankcall")
+# Started in the background, a shell's children ignore Ctrl-C, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-TAKE_TURNS = {"browser": "browser", "training": "training"}
+TAKE_TURNS = ("training", "hosts", "browser")
+# Unit tests last: they fill what the others leave.
+ORDER = (*TAKE_TURNS, "gpu", "service", "unit")
 
 
-# before xdist reads the marks
-@pytest.hookimpl(tryfirst=True)
+class ByFolderOrFile(LoadScopeScheduling):
+    """A folder that takes turns goes to one process as a whole, any other file by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        folder = Path(file).parent.name
+        return folder if folder in TAKE_TURNS else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFolderOrFile:
+    config.option.loadscopereorder = False
+    return ByFolderOrFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        item.add_marker(pytest.mark.xdist_group(TAKE_TURNS.get(folder, item.path.stem)))
+    items.sort(key=lambda item: ORDER.index(item.path.relative_to(TESTS).parts[0]))
