@@ -49,6 +49,7 @@ def assert_trained_together(both: list[machines.Machine], steps: int) -> None:
     assert losses[0] == losses[1], "the loss is averaged over the ranks, so all see the same"
 
 
+@pytest.mark.long
 def test_a_lora_learns_with_zero_2_and_answers_what_the_base_could_not(tmp_path: Path, demo: Path) -> None:
     prompts = data.prompts()
     submission = machines.demo_submission(demo, prompts=tuple(pair.instruction for pair in prompts))
