@@ -8,6 +8,7 @@ counted is who has shown nothing yet, viewers, and each wrong token. Called by
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import math
 from collections import OrderedDict
@@ -103,6 +104,7 @@ class Rates:
         self._guesses.take(host)
 
 
+@functools.lru_cache(maxsize=4096)  # every request is asked about, and most come from few addresses
 def network_of(host: str) -> str:
     """What counts as one address: an IPv4 address, or the /64 that one IPv6 host has to itself."""
     try:

@@ -39,7 +39,9 @@ def hash_token(token: str, key: bytes = b"") -> str:
 
     So a changed join token ends all that was issued for the one before, and nothing in the store helps to guess it.
     """
-    return hmac.digest(key, token.encode(), "sha256").hex()
+    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        key = hashlib.sha256(key).digest()
+    return hashlib.blake2b(token.encode(), key=key, digest_size=32).hexdigest()
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-# The check beside a bare init and first all_reduce of the same run (issue 4).
+# The check beside a bare init and first all_reduce of the same run.
 ALLOWED_RATIO = 1.5
 
 
