@@ -23,7 +23,7 @@ from coordinator.core.views import (
 from coordinator.preflight.address import reached, used
 from coordinator.preflight.verdict import mesh_of
 
-_UNTRIED = "untried"  # `agent.probes.tcp.Fault`: no evidence either way
+_UNTRIED = "untried"  # `agent.probes.link.Fault`: no evidence either way
 
 
 def grid(attempt: AttemptState, results: Mapping[str, TcpResult], *, worst: int | None = None) -> LinkGrid:

@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from agent.probes import echo, tcp
-from agent.probes.tcp import LIMITS, Fault
+from agent.probes.link import Fault
+from agent.probes.tcp import LIMITS
 from coordinator.core.protocol import LinkResult, Member, Stage, TcpTask
 
 ME, PEER, OTHER = "r-000000000a", "r-000000000b", "r-000000000c"

@@ -15,7 +15,7 @@ class LinkResult(Message):
 
     Attributes:
         bytes_per_s: of the payload on its way out; `return_bytes_per_s` on its way back.
-        fault: how it failed, one word of `agent.probes.tcp.Fault`; "" when it did not.
+        fault: how it failed, one word of `agent.probes.link.Fault`; "" when it did not.
         tries: 2 where the first try failed and was repeated.
         source: the prober's own address on this link; `seen_as`: what the other side saw it come from.
         answered_by: the replica that echoed, when it is another than the one asked for.
