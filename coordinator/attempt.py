@@ -29,6 +29,7 @@ from coordinator.core.views import ComparedAnswer, Deadlines, JobState
 
 StageState = Literal["waiting", "running", "passed", "failed", "skipped"]
 Outcome = Literal["succeeded", "failed", "cancelled"]
+Proof = Literal["transient", "reproducible", "unknown"]
 
 
 class Seat(Message):
@@ -75,7 +76,8 @@ class Round(Message):
     """One round of the collective check: disjoint groups of replica ids tested at once.
 
     `passed` has a word for each group once the round is over; `within`: each replica by itself, with all of
-    its GPUs; `confirming`: the round among all that follows when no group failed again.
+    its GPUs; `confirming`: the round among all that follows when no group failed again; `proving`: one of the
+    several among all that have to pass after a training that hung.
     """
 
     task_id: str
@@ -84,10 +86,21 @@ class Round(Message):
     passed: tuple[bool, ...] | None = None
     confirming: bool = False
     within: bool = False
+    proving: bool = False
 
     def group_of(self, replica_id: str) -> tuple[str, ...] | None:
         """The group this replica is tested in; None when it rests."""
         return next((group for group in self.groups if replica_id in group), None)
+
+
+class Doubt(Message):
+    """A training that hung or lost its peers in the attempt `number`: the handshake of the next one is to say whether the
+    fault is still there. `replicas` are those it happened among, in rank order; `hung` is what the watchdog saw."""
+
+    number: int
+    reason: str
+    replicas: tuple[str, ...]
+    hung: Finding | None = None
 
 
 class AttemptState(Message):
@@ -96,6 +109,7 @@ class AttemptState(Message):
     `state`: active (a stage is running), ending (the outcome is known, processes are being ended), ended.
     `fault`: whose fault the failure was, which decides about another attempt; `warned`: codes that were said once.
     `hung`: the training hangs since `hung_at`, and every replica gathers evidence before it is ended.
+    `doubt`: the failure before, that this attempt's handshake is to explain; `proof`: what it said.
     """
 
     id: str
@@ -109,6 +123,8 @@ class AttemptState(Message):
     warned: tuple[str, ...] = ()
     hung: Finding | None = None
     hung_at: float | None = None
+    doubt: Doubt | None = None
+    proof: Proof | None = None
     created_at: float
     ended_at: float | None = None
     gpus_per_node: int = 0
@@ -134,6 +150,11 @@ class AttemptState(Message):
     @property
     def world_size(self) -> int:
         return len(self.seats) * max(1, self.gpus_per_node)
+
+    @property
+    def trains(self) -> bool:
+        """Not only the handshake is asked of it."""
+        return any(record.stage is Stage.TRAIN for record in self.stages)
 
     def seat_of(self, replica_id: str) -> Seat | None:
         return next((seat for seat in self.seats if seat.replica_id == replica_id), None)

@@ -11,12 +11,10 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from coordinator.attempt import AttemptState, Job, Observed, Outcome, Seat, Snapshot, StageRecord
+from coordinator.attempt import AttemptState, Job, Observed, Outcome, Snapshot
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectResult, Finding, Stage
 from coordinator.core.trouble import Kind
-from coordinator.preflight.address import choose, offers
-from coordinator.rendezvous import Candidate, seats
 from coordinator.retry import may_follow, pause_s
 from coordinator.stages import (
     GONE_IN_HANDSHAKE_S,
@@ -35,16 +33,11 @@ from coordinator.stages import (
     round_limit_s,
 )
 from coordinator.stages.doing import doing, result
+from coordinator.stages.gather import Gathered, gather
+from coordinator.stages.proof import checks_only, settle
 
-# Silent for so long, a replica counts as not here: it gets no seat. Five missed reports.
-ABSENT_S = 10.0
 # A replica that went silent while its processes were being ended is not waited for any longer than this.
 ENDING_LIMIT_S = 60.0
-# From then on a waiting job names who is missing.
-NAME_MISSING_AFTER_S = 30.0
-
-TRAIN_STAGES = tuple(Stage)
-PREFLIGHT_STAGES = (Stage.GATHER, Stage.MATCH, Stage.TCP, Stage.COLLECTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +93,16 @@ def advance(snapshot: Snapshot) -> Change:
             if again_at is not None and snapshot.now_at < again_at:
                 wakes.append(again_at)
                 continue
-            after, started, found = _gather_or_fail(job, last, busy, snapshot)
-            findings += [(job.id, None, f) for f in found]
+            gathered = _gather_or_fail(job, last, busy, snapshot)
+            after, started = gathered.job, gathered.attempt
+            findings += [(job.id, started.id if started else None, f) for f in gathered.findings]
             if started is not None:
+                after = _job_after(after, started, snapshot.now_at)
                 changed[started.id] = started
                 busy |= {seat.replica_id for seat in started.seats}
                 head_seen = False
-            elif after.gather_since is not None:
-                wakes += [
-                    after.gather_since + NAME_MISSING_AFTER_S,
-                    after.gather_since + job.deadlines.gather_s,
-                ]
+            elif gathered.wake_at is not None:
+                wakes.append(gathered.wake_at)
         if after != job:
             jobs[job.id] = after
     known = {job.id for job in snapshot.jobs}
@@ -131,53 +123,14 @@ def advance(snapshot: Snapshot) -> Change:
 # --- gather --------------------------------------------------------------------------------------
 
 
-def _gather(
-    job: Job, last: AttemptState | None, busy: set[str], snapshot: Snapshot
-) -> tuple[Job, AttemptState | None, tuple[Finding, ...]]:
-    """Start an attempt when enough replicas are here; else say for whom it waits, until the deadline."""
-    now_at = snapshot.now_at
-    since = job.gather_since if job.gather_since is not None else now_at
-    here = [r for r in snapshot.replicas.values() if r.silent_s <= ABSENT_S]
-    free = [r for r in here if r.replica_id not in busy and not r.holding]
-    previous = [seat.replica_id for seat in last.seats] if last is not None else []
-    order = seats([_candidate(r) for r in free], job.nodes, previous)
-    waiting = replace(job, stage=Stage.GATHER, gather_since=since)
-    if order is not None:
-        attempt = _new_attempt(job, [snapshot.replicas[r] for r in order], since, now_at)
-        running = replace(waiting, state="running", attempts=attempt.number)
-        return _job_after(running, attempt, now_at), attempt, ()
-    missing = job.nodes - len(free)
-    verdict = f"{len(free)} of {job.nodes} replicas {'registered' if len(free) == len(here) else 'free'}, "
-    verdict += "waiting for one more." if missing == 1 else f"waiting for {missing} more."
-    if now_at - since >= NAME_MISSING_AFTER_S:
-        verdict += _who_is_missing(snapshot, busy)
-    if now_at - since < job.deadlines.gather_s:
-        return replace(waiting, verdict=verdict), None, ()
-    late = finding(
-        "SYS001",
-        f"Only {len(free)} of {job.nodes} replicas were there after {job.deadlines.gather_s:.0f} s: {missing} missing."
-        + _who_is_missing(snapshot, busy),
-        stage=Stage.GATHER,
-        evidence={
-            "registered": [*sorted(r.replica_id for r in here)],
-            "wanted": job.nodes,
-            "missing": missing,
-        },
-    )
-    failed = replace(waiting, state="failed", verdict=late.message, ended_at=now_at)
-    return failed, None, (late,)
-
-
-def _gather_or_fail(
-    job: Job, last: AttemptState | None, busy: set[str], snapshot: Snapshot
-) -> tuple[Job, AttemptState | None, tuple[Finding, ...]]:
+def _gather_or_fail(job: Job, last: AttemptState | None, busy: set[str], snapshot: Snapshot) -> Gathered:
     """An error of our own fails this job; it must not keep the others waiting."""
     try:
-        return _gather(job, last, busy, snapshot)
+        return gather(job, last, busy, snapshot)
     except Exception as error:
         found = _own_fault(Stage.GATHER, f"{type(error).__name__}: {error}", traceback.format_exc())
         failed = replace(job, state="failed", verdict=found.message, ended_at=snapshot.now_at)
-        return failed, None, (found,)
+        return Gathered(failed, None, (found,))
 
 
 def _again_at(last: AttemptState | None) -> float | None:
@@ -185,71 +138,6 @@ def _again_at(last: AttemptState | None) -> float | None:
     if last is None or last.outcome != "failed" or not last.retryable or last.ended_at is None:
         return None
     return last.ended_at + pause_s(last.fault, last.number)
-
-
-def _candidate(replica: Observed) -> Candidate:
-    registration = replica.registration
-    return Candidate(
-        replica.replica_id,
-        registration.addresses[0].address if registration.addresses else "",
-        replica.last_rank,
-        registration.beside_coordinator,
-        registration.ordinal,
-    )
-
-
-def _who_is_missing(snapshot: Snapshot, busy: set[str]) -> str:
-    """Names of replicas that are known but not to be had, as a sentence; empty when none is known."""
-    gone = [
-        f"{r.name} (silent for {r.silent_s:.0f} s)"
-        for r in snapshot.replicas.values()
-        if r.silent_s > ABSENT_S
-    ]
-    held = [f"{r.name} (busy)" for r in snapshot.replicas.values() if r.replica_id in busy or r.holding]
-    named = gone + held
-    return f" Not to be had: {', '.join(named[:8])}{' …' if len(named) > 8 else ''}." if named else ""
-
-
-def _new_attempt(job: Job, members: list[Observed], since: float, now_at: float) -> AttemptState:
-    number = job.attempts + 1
-    counts = [m.registration.gpu_count for m in members]
-    gpus = job.gpus_per_node if job.gpus_per_node is not None else min(counts)
-    chosen = choose({m.replica_id: m.registration for m in members})
-    taken = []
-    for rank, member in enumerate(members):
-        address = chosen.get(member.replica_id)
-        taken.append(
-            Seat(
-                replica_id=member.replica_id,
-                rank=rank,
-                hostname=member.registration.hostname,
-                address=address.address if address else "",
-                interface=(address.interface or None) if address else None,
-                family=address.family if address else "ipv4",
-                echo_port=member.registration.echo_port,
-                gpu_count=member.registration.gpu_count,
-                offers=offers(member.registration),
-            )
-        )
-    order = PREFLIGHT_STAGES if job.kind == "preflight" else TRAIN_STAGES
-    stages = [StageRecord(stage=stage) for stage in order]
-    stages[0] = StageRecord(
-        stage=Stage.GATHER,
-        state="passed",
-        started_at=since,
-        ended_at=now_at,
-        summary=f"{len(members)} of {job.nodes} replicas",
-    )
-    stages[1] = StageRecord(stage=stages[1].stage, state="running", started_at=now_at)
-    return AttemptState(
-        id=f"{job.id}-{number}",
-        job_id=job.id,
-        number=number,
-        created_at=now_at,
-        gpus_per_node=gpus,
-        seats=tuple(taken),
-        stages=tuple(stages),
-    )
 
 
 # --- attempts ------------------------------------------------------------------------------------
@@ -319,12 +207,25 @@ def _advance_attempt(
         }
     )
     settled = attempt.model_copy(update={"stages": attempt.changed(closed), **verdict.updates})
+    said = settle(settled, members, record.stage, verdict)
+    if said is not None:
+        proof, found = said
+        settled = settled.model_copy(update={"proof": proof})
+        verdict = replace(
+            verdict,
+            findings=(*verdict.findings, found),
+            retryable=verdict.retryable and proof != "reproducible",
+        )
+        if verdict.state == "failed" or not settled.trains:  # the last words of the attempt, or of the job
+            verdict = replace(verdict, summary=found.message)
     if verdict.state == "failed":
         ending = _ending(
             settled, "failed", verdict.summary, now_at, retryable=verdict.retryable, fault=verdict.kind
         )
         return ending, verdict.findings, None
     following = [s for s in settled.stages if s.state == "waiting"]
+    if not following and settled.doubt is not None and not settled.trains:
+        return _ending(settled, "failed", verdict.summary, now_at), verdict.findings, None
     if not following:
         return _ending(settled, "succeeded", verdict.summary, now_at), verdict.findings, verdict.artifacts
     entered = following[0].model_copy(update={"state": "running", "started_at": now_at})
@@ -420,10 +321,17 @@ def _job_after(job: Job, attempt: AttemptState, now_at: float) -> Job:
         return replace(job, state="running", stage=record.stage, verdict=verdict)
     if attempt.outcome == "cancelled" or job.cancel_requested:
         return replace(job, state="cancelled", verdict="Cancelled.", ended_at=now_at)
-    if attempt.retryable and may_follow(attempt.fault, job.attempts, job.attempts_allowed):
-        reason = attempt.reason if attempt.reason.endswith((".", "!", "?")) else f"{attempt.reason}."
-        verdict = f"Attempt {attempt.number} failed: {reason} Trying again."
+    reason = attempt.reason if attempt.reason.endswith((".", "!", "?")) else f"{attempt.reason}."
+    further = attempt.retryable and may_follow(attempt.fault, job.attempts, job.attempts_allowed)
+    if further or checks_only(job, attempt):
+        what = (
+            "Trying again." if further else "Testing the links once more, to tell whether that was transient."
+        )
+        verdict = f"Attempt {attempt.number} failed: {reason} {what}"
         return replace(job, state="queued", stage=Stage.GATHER, gather_since=None, verdict=verdict)
+    if attempt.doubt is not None and not attempt.trains:
+        verdict = f"Failed in train: {attempt.doubt.reason} {reason}"
+        return replace(job, state="failed", stage=Stage.TRAIN, verdict=verdict, ended_at=now_at)
     verdict = f"Failed in {record.stage.value}: {attempt.reason}"
     return replace(job, state="failed", stage=record.stage, verdict=verdict, ended_at=now_at)
 

@@ -16,6 +16,7 @@ from coordinator.core.protocol import CollectiveResult, Finding, Stage
 from coordinator.preflight import isolate
 from coordinator.preflight.collective_verdict import judge_collective
 from coordinator.preflight.isolate_verdict import outcome, tell
+from coordinator.stages.proof import PASSES
 from coordinator.stages.verdict import PENDING, REPORT_SLACK_S, Verdict, blocking, first_error, task_id
 
 # A healthy group is up in seconds; a round among suspects need not wait for the whole deadline.
@@ -33,9 +34,11 @@ def first_round(attempt: AttemptState, at: float) -> Round:
     return _among_all(attempt, at)
 
 
-def _among_all(attempt: AttemptState, at: float) -> Round:
+def _among_all(attempt: AttemptState, at: float, number: int = 1) -> Round:
+    """Several of them have to pass where a training has hung."""
     everyone = tuple(seat.replica_id for seat in attempt.seats)
-    return Round(task_id=task_id(Stage.COLLECTIVE), groups=(everyone,), started_at=at)
+    task = task_id(Stage.COLLECTIVE) + (f"-again-{number}" if number > 1 else "")
+    return Round(task_id=task, groups=(everyone,), started_at=at, proving=attempt.doubt is not None)
 
 
 def round_limit_s(job: Job, attempt: AttemptState) -> float:
@@ -45,8 +48,8 @@ def round_limit_s(job: Job, attempt: AttemptState) -> float:
 
 
 def _tested(rounds: Sequence[Round]) -> tuple[Round, ...]:
-    """The rounds that tested replicas with each other; the first of them was among all."""
-    return tuple(one for one in rounds if not one.within)
+    """The rounds that tested replicas with each other, from the first among all that may have failed."""
+    return tuple(one for one in rounds if not one.within and not (one.proving and one.passed == (True,)))
 
 
 def judge_collective_stage(
@@ -73,6 +76,9 @@ def judge_collective_stage(
         return _after_within(job, attempt, rounds, results, at)
     among_all = len(current.groups) == 1 and len(current.groups[0]) == len(members)
     if among_all and tests[0].ok:
+        passes = sum(1 for one in rounds if one.proving)
+        if current.proving and passes < PASSES:
+            return Verdict("pending", updates={"rounds": (*rounds, _among_all(attempt, at, passes + 1))})
         return _passed(attempt, rounds, results)
     if len(_tested(rounds)) == 1:
         own = judge_collective([seat.member for seat in attempt.seats], results)

@@ -13,6 +13,7 @@ from coordinator.core.catalogue import finding
 from coordinator.core.protocol import EVIDENCE, Finding, Stage
 from coordinator.core.track import THRESHOLDS
 from coordinator.core.watchdog import Judgement, judge
+from coordinator.stages.proof import hung_alike
 from coordinator.stages.verdict import PENDING, Verdict
 
 # Evidence is on disk ten seconds after a hang was found; an agent that is away is not waited for any longer.
@@ -28,6 +29,10 @@ def judge_hang(attempt: AttemptState, members: Sequence[Observed], at: float) ->
     gathered = [report is not None and report.state != "running" for report in reports]
     if not all(gathered) and at - (attempt.hung_at or at) <= EVIDENCE_S:
         return PENDING
+    again = hung_alike(attempt)
+    if again is not None:
+        proven = {"proof": "reproducible"}
+        return Verdict("failed", again.message, (attempt.hung, again), kind="configuration", updates=proven)
     return Verdict("failed", attempt.hung.message, (attempt.hung,), retryable=True, kind="network")
 
 

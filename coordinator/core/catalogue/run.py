@@ -183,6 +183,45 @@ ENTRIES: tuple[Entry, ...] = (
         stage=Stage.TRAIN,
     ),
     Entry(
+        code="RUN033",
+        title="What held the ranks up was transient",
+        severity="note",
+        what="After a training hung or lost its peers, every link and three collectives among the same replicas passed.",
+        why="Nothing lasting is wrong between them: another attempt, or `rankcall retry`, goes on from the newest checkpoint.",
+        fix="Nothing, if it does not come again. If it does, compare which rank was behind, and where.",
+        stage=Stage.COLLECTIVE,
+    ),
+    Entry(
+        code="RUN034",
+        title="The fault is reproducible",
+        severity="error",
+        what="What ended a training fails again when only links and collective are tested, or the training hangs at the same "
+        "place again although they pass. The message names the stage and the link, or the rank.",
+        why="Another attempt would end alike, so none is made.",
+        fix="Replace the replica or mend the link that is named; where it is the training itself, read the stacks in "
+        "`rankcall logs ID --stream evidence.stacks`.",
+        stage=Stage.COLLECTIVE,
+    ),
+    Entry(
+        code="RUN035",
+        title="Whether the fault was transient is unknown",
+        severity="warning",
+        what="After a training hung or lost its peers, the links could not be tested among the same replicas, or passed "
+        "only at the second try.",
+        why="Nothing is claimed without evidence.",
+        fix="`rankcall preflight` tests the links once more when all replicas are there.",
+        stage=Stage.COLLECTIVE,
+    ),
+    Entry(
+        code="RUN037",
+        title="A replica was replaced",
+        severity="note",
+        what="A replica of the attempt before did not come back in time, and a spare took its rank.",
+        why="A job waits half a minute for a replica that was lost, for its disk holds checkpoints, and not for ever.",
+        fix="Nothing; start the lost replica again to have a spare.",
+        stage=Stage.GATHER,
+    ),
+    Entry(
         code="RUN040",
         title="The GPU's memory did not suffice",
         severity="error",
