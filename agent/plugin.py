@@ -15,13 +15,15 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import torch
 from axolotl.integrations.base import BasePlugin
 from transformers import TrainerCallback
 
-from agent.progress import ProgressWriter, now_at
+from agent import checkpoints
+from agent.progress import ATTEMPT_FOLDER, ProgressWriter, now_at
 from coordinator.core.protocol import ProgressRecord
 
 # A sign of life between two logs, for a watchdog that judges within 60 s; rarer would be vague, more is waste.
@@ -85,6 +87,12 @@ class ProgressPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no type
             self.progress = Progress()
             self.progress.enter("data")
 
+    def get_training_args(self, cfg: Any) -> dict[str, Any]:
+        """Every replica keeps checkpoints of its own, so that a further attempt can go on from them."""
+        fsdp = bool(cfg.fsdp_config or cfg.fsdp)
+        everywhere = checkpoints.each_replica_saves(Path(cfg.output_dir), os.environ, fsdp=fsdp)
+        return {"save_on_each_node": True} if everywhere else {}
+
     @_never_raises
     def pre_model_load(self, cfg: Any) -> None:
         if self.progress:
@@ -103,6 +111,43 @@ class ProgressPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no type
             self.trained = True
 
 
+class Losses:
+    """How many losses of this rank were no number, counted where they are computed: on the GPU nothing waits for it.
+
+    The trainer leaves them out of the average that it logs, so that a training whose weights are NaN looks well.
+    """
+
+    # So many in a row, and the weights are not numbers either.
+    SPOILED_RUN = 5
+
+    def __init__(self) -> None:
+        self.all: Any = None
+        self.run: Any = None
+        self.first_step: int | None = None
+
+    @_never_raises
+    def note(self, loss: Any) -> None:
+        bad = (~torch.isfinite(loss.detach())).any().long()
+        self.all = bad if self.all is None else self.all + bad
+        self.run = bad if self.run is None else (self.run + 1) * bad
+
+    @property
+    def spoiled(self) -> bool:
+        return self.run is not None and int(self.run) >= self.SPOILED_RUN
+
+    def told(self, step: int) -> dict[str, int | None]:
+        """The fields of a record; empty as long as all were numbers. Read when the trainer has waited for the GPU anyway."""
+        count = int(self.all) if self.all is not None else 0
+        if not count:
+            return {}
+        self.first_step = step if self.first_step is None else self.first_step
+        return {
+            "losses_not_finite": count,
+            "losses_not_finite_run": int(self.run),
+            "not_finite_step": self.first_step,
+        }
+
+
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]
     """Turns the trainer's events into records. `trainer` is asked for sizes once, at the start."""
 
@@ -113,9 +158,12 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self.timed_step = 0
         self.timed_at = 0.0
         self.final: dict[str, float | None] = {}
+        self.losses = Losses()
 
     @_never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._make_way(Path(args.output_dir), state.global_step)
+        self._listen()
         trainable, everything = _parameters(self.trainer.model)
         self.progress.say(
             "start",
@@ -132,9 +180,32 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self.timed_step, self.timed_at = state.global_step, now_at()
 
     @_never_raises
+    def _listen(self) -> None:
+        """Hear the loss of every batch as this rank computes it: what is logged is the average of all ranks."""
+        train = self.trainer.training_step
+
+        @functools.wraps(train)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            loss = train(*args, **kwargs)
+            self.losses.note(loss)
+            return loss
+
+        self.trainer.training_step = heard
+
+    @_never_raises
+    def _make_way(self, output: Path, step: int) -> None:
+        """Checkpoints beyond the step this training goes on from are an earlier attempt's."""
+        checkpoints.begin(output, step, _rank(), _world_size())
+        attempt = Path(os.environ.get(ATTEMPT_FOLDER, "")).name
+        if self.progress.writer.local_rank == 0 and attempt and checkpoints.on_own_disk(output):
+            checkpoints.put_aside(output, step, attempt)
+
+    @_never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not control.should_log:
-            self.progress.alive("log", step=state.global_step, epoch=state.epoch)
+            self.progress.alive(
+                "log", step=state.global_step, epoch=state.epoch, **self.losses.told(state.global_step)
+            )
         if control.should_evaluate:
             self.progress.enter("evaluate", state.global_step)
         elif control.should_save:
@@ -151,6 +222,11 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
 
     @_never_raises
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not (
+            args.save_only_model or self.losses.spoiled
+        ):  # nothing could be resumed from it, or nothing good
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            checkpoints.saved(folder, _rank(), _world_size())
         self.progress.enter("train", state.global_step)
 
     @_never_raises
@@ -195,6 +271,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             memory_bytes=used,
             memory_total_bytes=total,
             step_s=step_s,
+            **self.losses.told(step),
         )
 
     @_never_raises

@@ -2,7 +2,7 @@
 
 Run on each replica in the prepare stage. Leaves `$RANKCALL_ATTEMPT_DIR/prepare-result.json` with the number
 of rows and a digest of their content, equal on replicas whose data is equal: data that differs is found
-here, and not by a hang at the end of the shorter replica's epoch.
+here, and not by a hang at the end of the shorter replica's epoch. It also says which checkpoints lie here.
 
 Nothing but the standard library is imported at the top, on purpose: `datasets` starts its writers by
 `spawn`, which imports this module again in each, and with Axolotl at the top that costs ten seconds.
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     # Axolotl parses the command line a second time for its own flags.
     sys.argv = ["axolotl preprocess"]
     preprocess.do_cli(config=arguments[0])
+    noted["checkpoints"] = _checkpoints(Path(arguments[0]))
     _leave(noted)
     return 0
 
@@ -82,6 +83,16 @@ def _hash_rows(dataset: Any, digest: Any) -> None:
                 digest.update(values.to_numpy(zero_copy_only=False).tobytes())
             else:
                 digest.update(json.dumps(column.to_pylist(), default=str).encode())
+
+
+def _checkpoints(config: Path) -> list[dict[str, Any]]:
+    """What lies in the output folder, for an attempt that is to go on from there."""
+    from agent.checkpoints import listing
+    from coordinator.core.checkpoints import held
+    from coordinator.core.yaml import load
+
+    output = str(load(config.read_text(), config.name).get("output_dir") or "")
+    return [one.model_dump(mode="json") for one in held(listing(Path(output)))] if output else []
 
 
 def _leave(noted: dict[str, Any]) -> None:

@@ -43,7 +43,8 @@ class Work:
 
 def rendered(work: Work, attempt: AttemptState, seat: Seat, facts: Facts | None = None) -> Rendered:
     """The files, environment and commands of one rank; the attempt's rendezvous port must be known."""
-    return render(work.submission, _topology(attempt), _site(seat, facts), attempt.number)
+    topology, site = _topology(attempt), _site(seat, facts)
+    return render(work.submission, topology, site, attempt.number, attempt.resume)
 
 
 def _topology(attempt: AttemptState) -> Topology:

@@ -110,6 +110,7 @@ class AttemptState(Message):
     `fault`: whose fault the failure was, which decides about another attempt; `warned`: codes that were said once.
     `hung`: the training hangs since `hung_at`, and every replica gathers evidence before it is ended.
     `doubt`: the failure before, that this attempt's handshake is to explain; `proof`: what it said.
+    `resume`: the checkpoint it goes on from, the name of a folder in output_dir.
     """
 
     id: str
@@ -125,6 +126,7 @@ class AttemptState(Message):
     hung_at: float | None = None
     doubt: Doubt | None = None
     proof: Proof | None = None
+    resume: str | None = None
     created_at: float
     ended_at: float | None = None
     gpus_per_node: int = 0
@@ -214,11 +216,13 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What the watchdog knows of a training: a track of each rank, on the monotonic clock; `since_s`: first looked at."""
+    """What the watchdog knows of a training: a track of each rank, on the monotonic clock; `since_s`: first looked at;
+    `numbers`: the newest record of each rank whose losses were not all numbers."""
 
     tracks: tuple[Track, ...]
     now_s: float
     since_s: float
+    numbers: tuple[ProgressRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

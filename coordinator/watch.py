@@ -81,7 +81,8 @@ class Watch:
                 gpu = _gpu(reading.gpus, rank - ranks[0]) if attempt.gpus_per_node else None
                 track = training.tracks[rank]
                 training.tracks[rank] = track.sampled(sample(used, now_s, gpu), thresholds)
-        return Watched(tuple(training.tracks.values()), now_s, training.since_s)
+        numbers = tuple(record for _, record in words if record.losses_not_finite)
+        return Watched(tuple(training.tracks.values()), now_s, training.since_s, numbers)
 
     @staticmethod
     def _take_words(training: _Training, words: Sequence[tuple[int, ProgressRecord]], now_s: float) -> None:

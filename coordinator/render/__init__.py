@@ -13,7 +13,7 @@ from coordinator.core.protocol import RenderedFile
 from coordinator.core.views import Submission
 from coordinator.core.yaml import dump, load
 from coordinator.render.accelerate import accelerate_values
-from coordinator.render.axolotl import axolotl_values, compare_values, output_dir
+from coordinator.render.axolotl import axolotl_values, compare_values, output_dir, resumed
 from coordinator.render.deepspeed import deepspeed_values, zero_stage
 from coordinator.render.environment import UNSET, environment
 from coordinator.render.model import (
@@ -32,8 +32,17 @@ from coordinator.render.submitted import read
 __all__ = ["Reason", "RenderError", "Rendered", "Site", "Topology", "render"]
 
 
-def render(submission: Submission, topology: Topology, site: Site, attempt_number: int = 1) -> Rendered:
+def render(
+    submission: Submission,
+    topology: Topology,
+    site: Site,
+    attempt_number: int = 1,
+    resume: str | None = None,
+) -> Rendered:
     """All that the replica at `site` gets for this attempt.
+
+    Args:
+        resume: the checkpoint that a further attempt goes on from, a folder in output_dir.
 
     Raises:
         RenderError: for a submission that cannot be read, or a rank outside the topology.
@@ -60,6 +69,9 @@ def render(submission: Submission, topology: Topology, site: Site, attempt_numbe
     )
     axolotl, why = axolotl_values(given.config, topology, deepspeed_path=deepspeed_path)
     reasons += why
+    if attempt_number > 1:
+        axolotl, why = resumed(axolotl, resume)
+        reasons += why
     files += [_yaml_file(ACCELERATE_FILE, accelerate), _yaml_file(AXOLOTL_FILE, axolotl)]
     if given.prompts:
         files.append(_json_file(COMPARE_FILE, compare_values(axolotl, given.prompts)))

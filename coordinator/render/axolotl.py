@@ -50,6 +50,12 @@ def axolotl_values(
         )
     else:
         values.pop("deepspeed", None)
+    if topology.nodes > 1 and values.get("save_total_limit") == 1:
+        change(
+            "save_total_limit",
+            2,
+            "replicas end a save at different times: the one before must still be there",
+        )
     plugins = _plugins(values.get("plugins"), topology)
     change("plugins", plugins, "progress is reported from inside the training")
     if topology.on_cpu:
@@ -72,6 +78,26 @@ def _plugins(written: object, topology: Topology) -> list[str]:
     own = [PROGRESS_PLUGIN, *([CPU_PLUGIN] if topology.on_cpu else [])]
     users = [written] if isinstance(written, str) else list(written) if isinstance(written, list) else []
     return [*(str(plugin) for plugin in users if plugin not in own), *own]
+
+
+def resumed(
+    values: Mapping[str, object], checkpoint: str | None
+) -> tuple[dict[str, object], tuple[Reason, ...]]:
+    """The same for an attempt that is not the first: all ranks go on from one checkpoint, whatever lies on their disks.
+
+    Left to itself each rank would take the newest on its own disk (`auto_resume_from_checkpoints`), whole or not.
+    """
+    changed, reasons = dict(values), []
+    if values.get("auto_resume_from_checkpoints"):
+        changed["auto_resume_from_checkpoints"] = False
+        why = "each rank would take the newest on its own disk"
+        reasons.append(Reason(AXOLOTL_FILE, "auto_resume_from_checkpoints", "False", why))
+    if checkpoint is not None:
+        path = f"{output_dir(values).rstrip('/')}/{checkpoint}"
+        changed["resume_from_checkpoint"] = path
+        why = "the newest checkpoint that is whole on every replica"
+        reasons.append(Reason(AXOLOTL_FILE, "resume_from_checkpoint", path, why))
+    return changed, tuple(reasons)
 
 
 def output_dir(values: Mapping[str, object]) -> str:

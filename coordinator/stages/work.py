@@ -11,7 +11,9 @@ from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage, TaskReport
 from coordinator.core.track import THRESHOLDS
 from coordinator.stages.first_failure import failures, first_kind, in_order, lost
+from coordinator.stages.numbers import judge_numbers
 from coordinator.stages.progress import judge_hang, judge_progress
+from coordinator.stages.resume import choose
 from coordinator.stages.verdict import PENDING, Verdict, carried, reports_of
 
 # A training that ended while the coordinator was away reports its end before its progress has been mirrored.
@@ -45,7 +47,16 @@ def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict
         return Verdict("failed", differ.message, (differ,))
     count = samples[0] if samples else None
     same = f"{count} samples, the same on every rank" if count is not None else "prepared on every rank"
-    return Verdict("passed", same, carried(reports), figures={"samples": count})
+    resume = choose(attempt, outputs)
+    if resume.checkpoint is not None:
+        same += f"; goes on from {resume.checkpoint}"
+    return Verdict(
+        "passed",
+        same,
+        (*carried(reports), *resume.findings),
+        figures={"samples": count},
+        updates={"resume": resume.checkpoint},
+    )
 
 
 def judge_train(
@@ -73,6 +84,9 @@ def judge_train(
         findings, kind = (*apart, *in_order(failed)), first_kind(failed)
         retryable = not apart and kind != "configuration"
         return Verdict("failed", findings[0].message, findings, retryable=retryable, kind=kind)
+    numbers = judge_numbers(attempt, watched) if under_way and watched else None
+    if numbers is not None:
+        return numbers
     if under_way:
         return judge_progress(attempt, watched, at, quiet_s) if watched and quiet_s > 0 else PENDING
     silent = sorted(set(range(attempt.world_size)) - {start.rank for start in starts})
@@ -121,7 +135,7 @@ def _training_apart(attempt: AttemptState, starts: Sequence[ProgressRecord]) -> 
                 evidence={"world_sizes": dict(worlds)},
             )
         )
-    for what in ("total_steps", "batches"):
+    for what in ("total_steps", "batches", "step"):
         said = {s.rank: getattr(s, what) for s in starts if getattr(s, what) is not None}
         if len(set(said.values())) > 1:
             each = ", ".join(f"rank {rank}: {value}" for rank, value in sorted(said.items()))

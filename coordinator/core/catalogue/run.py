@@ -213,6 +213,18 @@ ENTRIES: tuple[Entry, ...] = (
         stage=Stage.COLLECTIVE,
     ),
     Entry(
+        code="RUN036",
+        title="The training starts anew",
+        severity="warning",
+        what="Checkpoints were written before, but none is whole on every replica, so a further attempt begins at step 0.",
+        why="Each rank reads its own disk; one without the checkpoint would end the attempt, and one with another step "
+        "would hang it. A spare that replaced a lost replica has none; under FSDP, and in an absolute output_dir that is "
+        "not shared, only some replicas have all files.",
+        fix="Put output_dir on a volume that all replicas share, or save more often; what was whole on one replica is kept "
+        "there as `before-attempt-N-checkpoint-…`.",
+        stage=Stage.PREPARE,
+    ),
+    Entry(
         code="RUN037",
         title="A replica was replaced",
         severity="note",
@@ -220,6 +232,15 @@ ENTRIES: tuple[Entry, ...] = (
         why="A job waits half a minute for a replica that was lost, for its disk holds checkpoints, and not for ever.",
         fix="Nothing; start the lost replica again to have a spare.",
         stage=Stage.GATHER,
+    ),
+    Entry(
+        code="RUN038",
+        title="The training goes on from a checkpoint",
+        severity="note",
+        what="A further attempt resumes from the newest checkpoint that is whole on every replica.",
+        why="No step is lost that was saved everywhere; later checkpoints that are not whole are made anew.",
+        fix="Nothing.",
+        stage=Stage.PREPARE,
     ),
     Entry(
         code="RUN040",
@@ -310,8 +331,10 @@ ENTRIES: tuple[Entry, ...] = (
         code="RUN049",
         title="The loss is not a number",
         severity="error",
-        what="The loss became infinite or NaN, or fp16's scale reached its minimum.",
-        why="From there on the model learns nothing, whatever the later steps say.",
+        what="The loss became infinite or NaN and stayed so, or fp16's scale reached its minimum. The message names the rank "
+        "and the step.",
+        why="From there on the model learns nothing, whatever the later steps say (the trainer's own log leaves such losses "
+        "out of its averages). The training is ended; checkpoints from then on are not resumed from.",
         fix="Train in bf16, lower the learning rate, and look for empty or overlong samples.",
         stage=Stage.TRAIN,
     ),
@@ -356,6 +379,16 @@ ENTRIES: tuple[Entry, ...] = (
         what="A process ended by a segmentation fault, an abort or an illegal instruction.",
         why="A compiled package, the driver or the hardware is at fault, not the configuration.",
         fix="Compare versions with a replica where it works; if it is always the same replica, replace it.",
+        stage=Stage.TRAIN,
+    ),
+    Entry(
+        code="RUN056",
+        title="A loss was not a number",
+        severity="warning",
+        what="A rank computed a loss that was NaN or infinite; later ones may be numbers again.",
+        why="One batch without a single token to learn from does that, or a learning rate that is too high. The trainer's own "
+        "log does not show it: it leaves such losses out of its averages.",
+        fix="Look at the samples around that step; lower the learning rate if it comes again.",
         stage=Stage.TRAIN,
     ),
 )

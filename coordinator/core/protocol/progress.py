@@ -14,6 +14,8 @@ class ProgressRecord(Message):
 
     `start` once (sizes and world as the training itself sees them), `phase` when the kind of work
     changes (load, train, evaluate, save, done), `log` and `eval` with the trainer's numbers, `end` once.
+    `losses_not_finite` of this rank's own losses were NaN or infinite since the start (the trainer's logs average them
+    away), the last `losses_not_finite_run` of them in a row; the first was seen at step `not_finite_step`.
     """
 
     type: Literal["start", "phase", "log", "eval", "end"]
@@ -30,6 +32,9 @@ class ProgressRecord(Message):
     perplexity: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
+    losses_not_finite: int | None = None
+    losses_not_finite_run: int | None = None
+    not_finite_step: int | None = None
     tokens_per_s: float | None = None
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None

@@ -1,0 +1,80 @@
+"""Checkpoints on this replica's disk: what is there, the marks of whole ones, and what an attempt before left half done.
+
+Called by `agent/prepare.py`, which reports them, and by `agent/plugin.py` inside the training. Standard library only, and
+nothing that is missing or refused is an error: a checkpoint is worth less than the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from coordinator.core.checkpoints import STATE_FILE, mark, step_of
+
+
+def listing(output: Path) -> dict[str, tuple[str, ...]]:
+    """Names of the files of each checkpoint folder in `output`."""
+    found: dict[str, tuple[str, ...]] = {}
+    with contextlib.suppress(OSError):
+        for folder in output.iterdir():
+            if step_of(folder.name) is not None and not folder.is_symlink():
+                with contextlib.suppress(OSError):
+                    found[folder.name] = tuple(entry.name for entry in folder.iterdir())
+    return found
+
+
+def on_own_disk(output: Path) -> bool:
+    """Whether the output folder lies in the job's work folder, where every process of it runs. Others may be shared."""
+    with contextlib.suppress(OSError):
+        return output.resolve().is_relative_to(Path.cwd().resolve())
+    return False
+
+
+def each_replica_saves(output: Path, environment: Mapping[str, str], *, fsdp: bool) -> bool:
+    """Whether every replica should write checkpoints of its own: they are several, and share no disk.
+
+    On a shared one two replicas that write the same file would spoil it. FSDP gathers on rank 0 alone: the others would
+    write empty models.
+    """
+    world, local = (int(environment.get(name, "1") or 1) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return world > local and not fsdp and on_own_disk(output)
+
+
+def saved(folder: Path, rank: int, world_size: int) -> None:
+    """This rank has written all of its part of the checkpoint in `folder`."""
+    with contextlib.suppress(OSError):
+        folder.joinpath(mark(rank, world_size)).touch()
+
+
+def begin(output: Path, step: int, rank: int, world_size: int) -> None:
+    """A training goes on after `step`: marks of later checkpoints are from an attempt before, and about to be wrong."""
+    for folder in _later(output, step):
+        with contextlib.suppress(OSError):
+            folder.joinpath(mark(rank, world_size)).unlink(missing_ok=True)
+
+
+def put_aside(output: Path, step: int, attempt: str) -> None:
+    """Take later checkpoints out of the way of a training that goes on after `step`; it will make them anew.
+
+    Else `save_total_limit` would keep those instead of the new ones. The newest that looks whole is kept under another
+    name, for it may be all that is left of hours of work; the others are removed.
+    """
+    for number, folder in enumerate(sorted(_later(output, step), key=lambda one: -(step_of(one.name) or 0))):
+        with contextlib.suppress(OSError):
+            kept = output / f"before-{attempt}-{folder.name}"
+            if number == 0 and folder.joinpath(STATE_FILE).is_file() and not kept.exists():
+                folder.rename(kept)
+            else:
+                shutil.rmtree(folder)
+
+
+def _later(output: Path, step: int) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [
+            folder
+            for folder in output.iterdir()
+            if (at := step_of(folder.name)) is not None and at > step and not folder.is_symlink()
+        ]
+    return []
