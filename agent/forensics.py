@@ -1,12 +1,15 @@
 """What a hung training looks like from inside: the stacks of every rank and its sockets, gathered while it still hangs.
 
-Written as streams (`evidence.stacks`, `evidence.sockets`), so they are kept here and mirrored like any log, with nobody
-watching. Gathering takes a second or two and touches nothing: py-spy reads the memory of a process from outside. Where it is
-not installed or not permitted, what /proc says of each thread is there all the same. Called by `tasks.py`. Blocks.
+Written as streams (`evidence.stacks`, `evidence.sockets`, `evidence.collectives` from torch's flight recorder,
+`evidence.machine` with kernel messages, GPU processes and NCCL's own view), so they are kept here and mirrored like any
+log, with nobody watching. Gathering takes a second or two and touches nothing: py-spy reads the memory of a process from
+outside. Where it is not installed or not permitted, what /proc says of each thread is there all the same. Called by
+`tasks.py`. Blocks.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,13 +19,15 @@ from pathlib import Path
 
 import psutil
 
+from agent import flight_recorder, machine_evidence
 from agent.rank_meter import place_of
 from coordinator.core import process
-from coordinator.core.clock import monotonic_s
+from coordinator.core.clock import monotonic_s, now_at
 from coordinator.core.process import ProcessId
 from coordinator.core.protocol import Member
 
 STACKS, SOCKETS = "evidence.stacks", "evidence.sockets"
+COLLECTIVES, MACHINE = "evidence.collectives", "evidence.machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,14 @@ class Limits:
         one_s: a dump takes 20 ms; one that takes longer waits for a process that cannot be read.
         processes: ranks and their data loaders; more than that say the same again.
         threads: of one process, in what /proc says.
+        health_s: NCCL's health service asks all ranks, and waits for those that do not answer.
     """
 
     all_s: float = 7.0
     one_s: float = 3.0
     processes: int = 32
     threads: int = 64
+    health_s: float = 2.0
 
 
 LIMITS = Limits()
@@ -61,12 +68,13 @@ class Suspect:
 def gather(
     roots: Sequence[ProcessId], streams: Path, members: Sequence[Member], limits: Limits = LIMITS
 ) -> None:
-    """Append stacks and sockets of everything below `roots` to the evidence streams.
+    """Append what is to be seen of everything below `roots` to the evidence streams.
 
     Raises:
         OSError: they cannot be written.
     """
-    until_s = monotonic_s() + limits.all_s
+    until_s, since_at = monotonic_s() + limits.all_s, now_at()
+    records = flight_recorder.ask(streams.parent)  # written while the rest is looked at
     suspects = sorted(_suspects(roots), key=lambda one: (one.rank is None, one.rank or 0, one.pid))[
         : limits.processes
     ]
@@ -78,6 +86,25 @@ def gather(
             left_s = min(limits.one_s, until_s - monotonic_s())
             file.write("\n".join([suspect.title, *_stacks(suspect, left_s, limits)]) + "\n\n")
             file.flush()
+    flight_recorder.wait(records, until_s, since_at)
+    _write(streams / COLLECTIVES, flight_recorder.told(streams.parent))
+    _write(streams / MACHINE, _machine(max(0.1, min(limits.health_s, until_s - monotonic_s()))))
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    if text:
+        with path.open("a") as file:
+            file.write(text)
+
+
+def _machine(health_s: float) -> Iterator[str]:
+    yield "=== the kernel"
+    yield from machine_evidence.kernel_messages()
+    yield "=== GPUs"
+    yield from machine_evidence.gpu_processes(os.environ)
+    yield "=== NCCL"
+    yield from machine_evidence.nccl_health(health_s)
 
 
 def _suspects(roots: Iterable[ProcessId]) -> Iterator[Suspect]:

@@ -96,6 +96,7 @@ def _gpu(topology: Topology, site: Site, attempt_folder: str) -> list[tuple[str,
         ("TORCH_NCCL_TRACE_BUFFER_SIZE", _FLIGHT_RECORDS, "the same by its older name"),
         ("TORCH_FR_DUMP_TEMP_FILE", flight, "where the flight recorder writes, the rank appended"),
         ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", flight, "the same by its older name"),
+        ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", flight, "a word to it, `.pipe` appended, has it written at once"),
     ]
     if topology.nodes > 1:
         if not site.infiniband:

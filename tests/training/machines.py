@@ -30,6 +30,7 @@ class Machine:
     home: Path
     rendered: Rendered
     own: tuple[tuple[str, str], ...] = ()
+    number: int = 1
 
     @property
     def work(self) -> Path:
@@ -37,7 +38,7 @@ class Machine:
 
     @property
     def attempt(self) -> Path:
-        return self.home / "attempt-1"
+        return self.home / f"attempt-{self.number}"
 
     def log(self, name: str) -> str:
         return (self.attempt / "streams" / name).read_text(errors="replace")
@@ -82,8 +83,15 @@ def demo_submission(demo: Path, *overrides: str, prompts: tuple[str, ...] = ()) 
 
 
 def build(
-    folder: Path, submission: Submission, nodes: int = 2, address: str = "127.0.0.1", gpus: int = 0
+    folder: Path,
+    submission: Submission,
+    nodes: int = 2,
+    address: str = "127.0.0.1",
+    gpus: int = 0,
+    number: int = 1,
+    resume: str | None = None,
 ) -> list[Machine]:
+    """`number` and `resume`: a further attempt on the same disks, and the checkpoint it goes on from."""
     topology = Topology(nodes, gpus, address, free_port())
     machines = []
     for rank in range(nodes):
@@ -95,9 +103,13 @@ def build(
             else {}
         )
         machine = Machine(
-            rank, folder / f"machine{rank}", render(submission, topology, site), tuple(own.items())
+            rank,
+            folder / f"machine{rank}",
+            render(submission, topology, site, number, resume),
+            tuple(own.items()),
+            number,
         )
-        (machine.attempt / "streams").mkdir(parents=True)
+        (machine.attempt / "streams").mkdir(parents=True, exist_ok=True)
         for brought in submission.files:
             path = machine.work / brought.path
             path.parent.mkdir(parents=True, exist_ok=True)
