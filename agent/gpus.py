@@ -161,7 +161,26 @@ def _telemetry(index: int, handle: Any) -> GpuTelemetry:
         known["memory_used_bytes"], known["memory_total_bytes"] = int(memory.used), int(memory.total)
     with contextlib.suppress(pynvml.NVMLError):
         known["temperature_c"] = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+    with contextlib.suppress(pynvml.NVMLError):
+        known["clock_mhz"] = float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    with contextlib.suppress(pynvml.NVMLError):
+        known["throttled"] = throttled(int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
     return GpuTelemetry.model_validate(known)
+
+
+# nvml.h, nvmlClocksEventReasons: those that mean trouble. Idle clocks and an application's own setting do not, and the
+# software power cap (4) is where a healthy training of a large GPU always is.
+_THROTTLE = {
+    0x08: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat, by the hardware",
+    0x80: "power brake",
+}
+
+
+def throttled(reasons: int) -> tuple[str, ...]:
+    """What NVML's mask of reasons says, in words."""
+    return tuple(words for bit, words in _THROTTLE.items() if reasons & bit)
 
 
 def _text(value: str | bytes) -> str:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -111,6 +113,71 @@ class ProgressPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no type
             self.trained = True
 
 
+class OwnPace:
+    """What this rank does by itself for a step, before it waits for the others: getting its data, computing forward.
+
+    On a GPU it is timed by events on the stream, which cost microseconds and are read when they have passed.
+    """
+
+    def __init__(self) -> None:
+        self.began: Any = None
+        self.passing: list[tuple[Any, Any]] = []
+        self.forward_s: list[float] = []
+        self.data_s: list[float] = []
+        self.waits_since: float | None = None
+
+    def follow(self, model: Any) -> None:
+        model.register_forward_pre_hook(self._forward_begins)
+        model.register_forward_hook(self._forward_ends)
+
+    @_never_raises
+    def _forward_begins(self, model: Any, given: Any) -> None:
+        self.began = _moment() if model.training else None
+
+    @_never_raises
+    def _forward_ends(self, model: Any, given: Any, made: Any) -> None:
+        if self.began is not None and model.training:
+            self.passing.append((self.began, _moment()))
+        self.began = None
+
+    def begin_data(self) -> None:
+        self.waits_since = time.perf_counter()
+
+    def end_data(self) -> None:
+        if self.waits_since is not None:
+            self.data_s.append(time.perf_counter() - self.waits_since)
+        self.waits_since = None
+
+    def told(self) -> dict[str, float]:
+        """The fields of a record: medians since the last one; empty where nothing has passed yet."""
+        while self.passing and (took_s := _between(*self.passing[0])) is not None:
+            self.forward_s.append(took_s)
+            del self.passing[0]
+        if not self.forward_s:
+            return {}
+        found = {"forward_s": round(statistics.median(self.forward_s), 6)}
+        if self.data_s:
+            found["data_s"] = round(statistics.median(self.data_s), 6)
+        self.forward_s.clear()
+        self.data_s.clear()
+        return found
+
+
+def _moment() -> Any:
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(began: Any, ended: Any) -> float | None:
+    """Seconds; None while the GPU has not come so far."""
+    if isinstance(began, float):
+        return float(ended - began)
+    return float(began.elapsed_time(ended)) / 1000.0 if ended.query() else None
+
+
 class Losses:
     """How many losses of this rank were no number, counted where they are computed: on the GPU nothing waits for it.
 
@@ -159,6 +226,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self.timed_at = 0.0
         self.final: dict[str, float | None] = {}
         self.losses = Losses()
+        self.own = OwnPace()
 
     @_never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -191,6 +259,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             return loss
 
         self.trainer.training_step = heard
+        self.own.follow(self.trainer.model)
 
     @_never_raises
     def _make_way(self, output: Path, step: int) -> None:
@@ -204,12 +273,22 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not control.should_log:
             self.progress.alive(
-                "log", step=state.global_step, epoch=state.epoch, **self.losses.told(state.global_step)
+                "log",
+                step=state.global_step,
+                epoch=state.epoch,
+                **self.losses.told(state.global_step),
+                **self.own.told(),
             )
         if control.should_evaluate:
             self.progress.enter("evaluate", state.global_step)
         elif control.should_save:
             self.progress.enter("save", state.global_step)
+        else:
+            self.own.begin_data()
+
+    @_never_raises
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.own.end_data()
 
     @_never_raises
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -272,6 +351,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             memory_total_bytes=total,
             step_s=step_s,
             **self.losses.told(step),
+            **self.own.told(),
         )
 
     @_never_raises

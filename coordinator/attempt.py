@@ -22,7 +22,9 @@ from coordinator.core.protocol import (
     Registration,
     Stage,
     TaskReport,
+    Telemetry,
 )
+from coordinator.core.straggler import Own
 from coordinator.core.track import Track
 from coordinator.core.trouble import Kind
 from coordinator.core.views import ComparedAnswer, Deadlines, JobState
@@ -217,12 +219,15 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What the watchdog knows of a training: a track of each rank, on the monotonic clock; `since_s`: first looked at;
-    `numbers`: the newest record of each rank whose losses were not all numbers."""
+    `numbers`: the newest record of each rank whose losses were not all numbers; `own`: what each rank did by itself for its
+    steps; `readings`: the last of each replica's load."""
 
     tracks: tuple[Track, ...]
     now_s: float
     since_s: float
     numbers: tuple[ProgressRecord, ...] = ()
+    own: Mapping[int, tuple[Own, ...]] = field(default_factory=dict)
+    readings: Mapping[str, Telemetry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.attempt import AttemptState, Watched
 from coordinator.core.protocol import GpuTelemetry, ProgressRecord, RankTelemetry, Stage, Telemetry
+from coordinator.core.straggler import KEPT, Own
 from coordinator.core.track import THRESHOLDS, Sample, Thresholds, Track, Word
 
 # Once a second: samples come every two, and the promise is a minute.
@@ -32,6 +33,8 @@ class _Training:
     tracks: dict[int, Track]
     read_at: dict[str, float] = field(default_factory=dict)
     last_word: dict[int, int] = field(default_factory=dict)
+    own: dict[int, tuple[Own, ...]] = field(default_factory=dict)
+    readings: dict[str, Telemetry] = field(default_factory=dict)
 
 
 class Watch:
@@ -77,12 +80,20 @@ class Watch:
             if reading is None or training.read_at.get(seat.replica_id) == reading.at:
                 continue
             training.read_at[seat.replica_id] = reading.at
+            training.readings[seat.replica_id] = reading
             for rank, used in of_each_rank(reading.ranks, ranks):
                 gpu = _gpu(reading.gpus, rank - ranks[0]) if attempt.gpus_per_node else None
                 track = training.tracks[rank]
                 training.tracks[rank] = track.sampled(sample(used, now_s, gpu), thresholds)
         numbers = tuple(record for _, record in words if record.losses_not_finite)
-        return Watched(tuple(training.tracks.values()), now_s, training.since_s, numbers)
+        return Watched(
+            tuple(training.tracks.values()),
+            now_s,
+            training.since_s,
+            numbers,
+            dict(training.own),
+            dict(training.readings),
+        )
 
     @staticmethod
     def _take_words(training: _Training, words: Sequence[tuple[int, ProgressRecord]], now_s: float) -> None:
@@ -95,6 +106,9 @@ class Watch:
             phase = {"phase": record.phase, "end": "save"}.get(record.type)
             word = Word(now_s, record.at, phase, record.step)
             training.tracks[record.rank] = track.told(word)
+            if record.forward_s is not None:
+                own = Own(now_s, record.forward_s, record.data_s or 0.0, record.step_s)
+                training.own[record.rank] = (*training.own.get(record.rank, ())[1 - KEPT :], own)
 
 
 def is_training(attempt: AttemptState) -> bool:

@@ -12,6 +12,7 @@ from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage,
 from coordinator.core.track import THRESHOLDS
 from coordinator.stages.first_failure import failures, first_kind, in_order, lost
 from coordinator.stages.numbers import judge_numbers
+from coordinator.stages.pace import judge_pace
 from coordinator.stages.progress import judge_hang, judge_progress
 from coordinator.stages.resume import choose
 from coordinator.stages.verdict import PENDING, Verdict, carried, reports_of
@@ -88,7 +89,10 @@ def judge_train(
     if numbers is not None:
         return numbers
     if under_way:
-        return judge_progress(attempt, watched, at, quiet_s) if watched and quiet_s > 0 else PENDING
+        going_on = judge_progress(attempt, watched, at, quiet_s) if watched and quiet_s > 0 else PENDING
+        if going_on is not PENDING or watched is None:
+            return going_on
+        return judge_pace(attempt, watched) or PENDING
     silent = sorted(set(range(attempt.world_size)) - {start.rank for start in starts})
     if silent and attempt.unheard_since is None:
         return Verdict("pending", updates={"unheard_since": at})

@@ -391,4 +391,15 @@ ENTRIES: tuple[Entry, ...] = (
         fix="Look at the samples around that step; lower the learning rate if it comes again.",
         stage=Stage.TRAIN,
     ),
+    Entry(
+        code="RUN057",
+        title="A rank holds the others up",
+        severity="warning",
+        what="For a minute, one rank has taken at least 1.3 times as long as the others for what it does by itself: getting "
+        "its data and computing a batch forward. The message says what else differs on its replica.",
+        why="Every step waits for the slowest rank: all GPUs idle for the difference.",
+        fix="Heat or throttling: replace the replica. A busy CPU: end what else runs there. Data: put the dataset and its "
+        "cache on the container's own disk.",
+        stage=Stage.TRAIN,
+    ),
 )

@@ -137,11 +137,15 @@ class Append(Message):
 
 
 class GpuTelemetry(Message):
+    """`clock_mhz`: of its multiprocessors; `throttled`: why it runs slower than it could (heat, power)."""
+
     index: int
     utilization: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_c: float | None = None
+    clock_mhz: float | None = None
+    throttled: tuple[str, ...] = ()
 
 
 class RankTelemetry(Message):

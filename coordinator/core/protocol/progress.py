@@ -16,6 +16,7 @@ class ProgressRecord(Message):
     changes (load, train, evaluate, save, done), `log` and `eval` with the trainer's numbers, `end` once.
     `losses_not_finite` of this rank's own losses were NaN or infinite since the start (the trainer's logs average them
     away), the last `losses_not_finite_run` of them in a row; the first was seen at step `not_finite_step`.
+    `forward_s` and `data_s` are what this rank did by itself: computing a batch forward, and waiting for its data.
     """
 
     type: Literal["start", "phase", "log", "eval", "end"]
@@ -39,6 +40,8 @@ class ProgressRecord(Message):
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
     step_s: float | None = None
+    forward_s: float | None = None
+    data_s: float | None = None
     trainable_parameters: int | None = None
     all_parameters: int | None = None
     packing: bool | None = None
