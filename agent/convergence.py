@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from agent import launcher
 from agent.streams import Mirror
-from agent.tasks import Attempt, Surroundings
+from agent.tasks import Attempt, Surroundings, Training
 from coordinator.core.clock import monotonic_s
 from coordinator.core.paths import AttemptFolder, write_whole
 from coordinator.core.process import ProcessId
-from coordinator.core.protocol import AttemptPlan, Desired, HeldAttempt, JobSnapshot, TaskReport
+from coordinator.core.protocol import AttemptPlan, Desired, Finding, HeldAttempt, JobSnapshot, TaskReport
 
 log = structlog.get_logger("agent")
 
@@ -64,6 +64,21 @@ class Convergence:
 
     def shims(self) -> tuple[ProcessId, ...]:
         return launcher.shims(self._work.folder) if self._work else ()
+
+    @property
+    def training(self) -> Training | None:
+        """What trains here; None while nothing does."""
+        return self._work.training if self._work else None
+
+    async def gather_alone(self) -> None:
+        """Evidence of a hang, which nobody has asked for."""
+        if self._work is not None:
+            await self._work.gather_alone()
+
+    async def give_up(self, found: Finding) -> None:
+        """End what trains here, for this reason; it is reported like any end."""
+        if self._work is not None:
+            self._work.give_up(found)
 
     def streams(self) -> Path | None:
         """Where the logs of what runs here grow."""

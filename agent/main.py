@@ -29,6 +29,7 @@ from agent.streams import REPORT_BYTES, Mirror
 from agent.tasks import Surroundings
 from agent.telemetry import Meter
 from agent.uploads import Uploads
+from agent.vigil import Vigil
 from coordinator.core.clock import monotonic_s
 from coordinator.core.http import ProblemAnswer, Unreachable
 from coordinator.core.protocol import (
@@ -130,6 +131,7 @@ class Agent:
                 "converge": self._convergence.run(),
                 "report": self._report(),
                 "room": self._keep_room(),
+                "vigil": self._keep_vigil(),
                 "facts": self._learn_facts(),
             }.items()
         ]
@@ -285,6 +287,21 @@ class Agent:
                 await asyncio.to_thread(room.make_room, self._layout, kept)
             except OSError as error:
                 log.warning("the disk cannot be looked at", why=error.strerror or str(error))
+
+    async def _keep_vigil(self) -> None:
+        """Watch what trains here while the coordinator is away. Never returns."""
+        began_s = monotonic_s()
+        vigil = Vigil(self._convergence, self._who.replica_id)
+        while True:
+            await asyncio.sleep(self._rhythm.report_s)
+            alone_s = monotonic_s() - max(began_s, self._reported_s)
+            if not vigil.needed(alone_s):
+                continue
+            try:
+                if (reading := await self._take_reading()) is not None:
+                    await vigil.look(reading, alone_s, monotonic_s())
+            except Exception:  # the training is worth more than being watched
+                log.exception("what runs here cannot be watched")
 
     # --- what should be
 

@@ -13,38 +13,21 @@ from __future__ import annotations
 import functools
 import math
 import os
-import statistics
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from axolotl.integrations.base import BasePlugin
 from transformers import TrainerCallback
 
 from agent import checkpoints
+from agent.own_work import Losses, OwnPace, never_raises
 from agent.progress import ATTEMPT_FOLDER, ProgressWriter, now_at
 from coordinator.core.protocol import ProgressRecord
 
 # A sign of life between two logs, for a watchdog that judges within 60 s; rarer would be vague, more is waste.
 HEARTBEAT_S = 1.0
-
-P = ParamSpec("P")
-
-
-def _never_raises(hook: Callable[P, None]) -> Callable[P, None]:
-    """Progress is a courtesy: whatever goes wrong in telling it, the training goes on."""
-
-    @functools.wraps(hook)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            hook(*args, **kwargs)
-        except Exception as error:
-            print(f"rankcall: {hook.__name__} failed: {type(error).__name__}: {error}", file=sys.stderr)
-
-    return guarded
 
 
 class Progress:
@@ -82,7 +65,7 @@ class ProgressPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no type
         self.progress: Progress | None = None
         self.trained = False
 
-    @_never_raises
+    @never_raises
     def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
         """Loads none; tells that the data's turn has come."""
         if not preprocess:
@@ -95,7 +78,7 @@ class ProgressPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no type
         everywhere = checkpoints.each_replica_saves(Path(cfg.output_dir), os.environ, fsdp=fsdp)
         return {"save_on_each_node": True} if everywhere else {}
 
-    @_never_raises
+    @never_raises
     def pre_model_load(self, cfg: Any) -> None:
         if self.progress:
             self.progress.enter("load")
@@ -105,114 +88,12 @@ class ProgressPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no type
             return []
         return [ProgressCallback(self.progress, trainer, bool(cfg.sample_packing))]
 
-    @_never_raises
+    @never_raises
     def post_train(self, cfg: Any, model: Any) -> None:
         """Axolotl calls it twice: when the trainer has returned, and when the model is saved."""
         if self.progress:
             self.progress.enter("done" if self.trained else "save")
             self.trained = True
-
-
-class OwnPace:
-    """What this rank does by itself for a step, before it waits for the others: getting its data, computing forward.
-
-    On a GPU it is timed by events on the stream, which cost microseconds and are read when they have passed.
-    """
-
-    def __init__(self) -> None:
-        self.began: Any = None
-        self.passing: list[tuple[Any, Any]] = []
-        self.forward_s: list[float] = []
-        self.data_s: list[float] = []
-        self.waits_since: float | None = None
-
-    def follow(self, model: Any) -> None:
-        model.register_forward_pre_hook(self._forward_begins)
-        model.register_forward_hook(self._forward_ends)
-
-    @_never_raises
-    def _forward_begins(self, model: Any, given: Any) -> None:
-        self.began = _moment() if model.training else None
-
-    @_never_raises
-    def _forward_ends(self, model: Any, given: Any, made: Any) -> None:
-        if self.began is not None and model.training:
-            self.passing.append((self.began, _moment()))
-        self.began = None
-
-    def begin_data(self) -> None:
-        self.waits_since = time.perf_counter()
-
-    def end_data(self) -> None:
-        if self.waits_since is not None:
-            self.data_s.append(time.perf_counter() - self.waits_since)
-        self.waits_since = None
-
-    def told(self) -> dict[str, float]:
-        """The fields of a record: medians since the last one; empty where nothing has passed yet."""
-        while self.passing and (took_s := _between(*self.passing[0])) is not None:
-            self.forward_s.append(took_s)
-            del self.passing[0]
-        if not self.forward_s:
-            return {}
-        found = {"forward_s": round(statistics.median(self.forward_s), 6)}
-        if self.data_s:
-            found["data_s"] = round(statistics.median(self.data_s), 6)
-        self.forward_s.clear()
-        self.data_s.clear()
-        return found
-
-
-def _moment() -> Any:
-    if not torch.cuda.is_available():
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between(began: Any, ended: Any) -> float | None:
-    """Seconds; None while the GPU has not come so far."""
-    if isinstance(began, float):
-        return float(ended - began)
-    return float(began.elapsed_time(ended)) / 1000.0 if ended.query() else None
-
-
-class Losses:
-    """How many losses of this rank were no number, counted where they are computed: on the GPU nothing waits for it.
-
-    The trainer leaves them out of the average that it logs, so that a training whose weights are NaN looks well.
-    """
-
-    # So many in a row, and the weights are not numbers either.
-    SPOILED_RUN = 5
-
-    def __init__(self) -> None:
-        self.all: Any = None
-        self.run: Any = None
-        self.first_step: int | None = None
-
-    @_never_raises
-    def note(self, loss: Any) -> None:
-        bad = (~torch.isfinite(loss.detach())).any().long()
-        self.all = bad if self.all is None else self.all + bad
-        self.run = bad if self.run is None else (self.run + 1) * bad
-
-    @property
-    def spoiled(self) -> bool:
-        return self.run is not None and int(self.run) >= self.SPOILED_RUN
-
-    def told(self, step: int) -> dict[str, int | None]:
-        """The fields of a record; empty as long as all were numbers. Read when the trainer has waited for the GPU anyway."""
-        count = int(self.all) if self.all is not None else 0
-        if not count:
-            return {}
-        self.first_step = step if self.first_step is None else self.first_step
-        return {
-            "losses_not_finite": count,
-            "losses_not_finite_run": int(self.run),
-            "not_finite_step": self.first_step,
-        }
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]
@@ -228,7 +109,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self.losses = Losses()
         self.own = OwnPace()
 
-    @_never_raises
+    @never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._make_way(Path(args.output_dir), state.global_step)
         self._listen()
@@ -247,7 +128,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self.progress.enter("train", state.global_step)
         self.timed_step, self.timed_at = state.global_step, now_at()
 
-    @_never_raises
+    @never_raises
     def _listen(self) -> None:
         """Hear the loss of every batch as this rank computes it: what is logged is the average of all ranks."""
         train = self.trainer.training_step
@@ -261,7 +142,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer.training_step = heard
         self.own.follow(self.trainer.model)
 
-    @_never_raises
+    @never_raises
     def _make_way(self, output: Path, step: int) -> None:
         """Checkpoints beyond the step this training goes on from are an earlier attempt's."""
         checkpoints.begin(output, step, _rank(), _world_size())
@@ -269,7 +150,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         if self.progress.writer.local_rank == 0 and attempt and checkpoints.on_own_disk(output):
             checkpoints.put_aside(output, step, attempt)
 
-    @_never_raises
+    @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not control.should_log:
             self.progress.alive(
@@ -286,20 +167,20 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         else:
             self.own.begin_data()
 
-    @_never_raises
+    @never_raises
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.own.end_data()
 
-    @_never_raises
+    @never_raises
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.progress.enter("evaluate", state.global_step)
         self.progress.alive("phase", phase="evaluate", step=state.global_step)
 
-    @_never_raises
+    @never_raises
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.progress.enter("save" if control.should_save else "train", state.global_step)
 
-    @_never_raises
+    @never_raises
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not (
             args.save_only_model or self.losses.spoiled
@@ -308,7 +189,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             checkpoints.saved(folder, _rank(), _world_size())
         self.progress.enter("train", state.global_step)
 
-    @_never_raises
+    @never_raises
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         logs = logs or {}
         if "train_runtime" in logs:
@@ -354,7 +235,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             **self.own.told(),
         )
 
-    @_never_raises
+    @never_raises
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.progress.say("end", step=state.global_step, total_steps=state.max_steps, **self.final)
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from agent import collect, forensics, launcher
 from agent.client import Backoff, Coordinator, NotRegistered
 from agent.files import NotPlaced, place_bundle, place_rendered
 from agent.launcher import TaskFolder
+from agent.log_tail import end_of, last_lines
 from agent.probes import sockets, tcp
 from agent.probes.warm import WarmProbe
 from coordinator.core import process
@@ -38,6 +39,7 @@ from coordinator.core.protocol import (
     CollectTask,
     ErrorSeen,
     Finding,
+    Member,
     RunResult,
     RunTask,
     Stage,
@@ -46,12 +48,11 @@ from coordinator.core.protocol import (
     TaskResult,
     TcpTask,
 )
+from coordinator.core.readings import ranks_of
 from coordinator.core.redact import Redactor
 
 log = structlog.get_logger("agent")
 
-_TAIL_BYTES = 16 << 10
-_TAIL_LINES = 40
 _SEARCHED_BYTES = 256 << 10  # the end of a log that is searched for what went wrong: some thousand lines
 _OUTPUT_LIMIT_BYTES = 2 << 20  # a result file longer than that is not ours
 _PORT_PATIENCE_S = 3.0  # the collective check may be closing the port this very moment
@@ -75,6 +76,15 @@ class Surroundings:
     warm: WarmProbe
     redactor: Callable[[], Redactor]
     news: Callable[[bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What trains here: the ranks of its processes, and where their streams grow."""
+
+    ranks: tuple[int, ...]
+    on_gpus: bool
+    streams: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,9 @@ class Attempt:
         self._reports: dict[str, TaskReport] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._leaving = False
+        self._given_up: Finding | None = None
+        self._plan: AttemptPlan | None = None
+        self._peers: tuple[Member, ...] = ()
         self._adopt()
 
     @property
@@ -115,11 +128,42 @@ class Attempt:
     def want(self, plan: AttemptPlan) -> None:
         """Do the plan's task, unless it has been done or is being done."""
         task = plan.task
+        self._plan = plan
+        if isinstance(task, TcpTask):
+            self._peers = task.targets
         if task is not None and task.task_id not in self._reports:
             self._begin(task, plan)
         if plan.evidence and EVIDENCE not in self._reports:
             self._reports[EVIDENCE] = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state="running")
             self._running[EVIDENCE] = asyncio.create_task(self._gather_evidence(plan))
+
+    @property
+    def training(self) -> Training | None:
+        """What trains here now, as far as a plan has said who is who."""
+        plan = self._plan
+        if plan is None or Stage.TRAIN.value not in self._running:
+            return None
+        ranks = tuple(ranks_of(plan.rank, plan.gpus_per_node))
+        return Training(ranks, plan.gpus_per_node > 0, self.folder.streams)
+
+    async def gather_alone(self) -> None:
+        """Evidence of a hang that this agent sees by itself; no report speaks of it."""
+        try:
+            await asyncio.to_thread(
+                forensics.gather, launcher.shims(self.folder), self.folder.streams, self._peers
+            )
+        except Exception as error:  # wanted, but nothing depends on it
+            log.warning("evidence could not be gathered", attempt=self.attempt_id, why=str(error))
+
+    def give_up(self, found: Finding) -> None:
+        """End what runs here for this reason."""
+        if self._given_up is not None:
+            return
+        self._given_up = found
+        log.error("ending it", attempt=self.attempt_id, why=found.message)
+        for folder in launcher.task_folders(self.folder):
+            if folder.stands() == "running":
+                launcher.ask_to_end(folder)
 
     async def _gather_evidence(self, plan: AttemptPlan) -> None:
         """Stacks and sockets of what hangs here; the coordinator waits for the report before it ends the attempt."""
@@ -268,6 +312,7 @@ class Attempt:
             tail=self._tail(task),
             errors=() if ending.exit_code == 0 else await asyncio.to_thread(self._errors, task),
         )
+        ended_for = ended_for or self._given_up
         findings: tuple[Finding, ...] = (ended_for,) if ended_for else ()
         if self._leaving and ending.requested:
             findings = (self._shut_down(task.stage),)
@@ -296,7 +341,7 @@ class Attempt:
             text = f"{task.task_id} cannot be started: {error.strerror or error}."
             raise _Failed(self._found("RUN024", text, task)) from None
         if not await launcher.started(folder):
-            said = _last_lines(folder.root / "shim.log")
+            said = last_lines(folder.root / "shim.log")
             text = f"The shim of {task.task_id} did not start{': ' + said[-1] if said else ''}."
             raise _Failed(self._found("RUN024", text, task, evidence={"tail": list(said)}))
 
@@ -384,12 +429,12 @@ class Attempt:
 
     def _tail(self, task: RunTask) -> tuple[str, ...]:
         redactor = self._around.redactor()
-        return tuple(redactor.mask_text(line) for line in _last_lines(self.folder.streams / task.stream))
+        return tuple(redactor.mask_text(line) for line in last_lines(self.folder.streams / task.stream))
 
     def _errors(self, task: RunTask) -> tuple[ErrorSeen, ...]:
         """What the end of the log says went wrong; further back than the tail, which a launcher fills by itself."""
         mask = self._around.redactor().mask_text
-        text = _end_of(self.folder.streams / task.stream, _SEARCHED_BYTES)
+        text = end_of(self.folder.streams / task.stream, _SEARCHED_BYTES)
         return tuple(
             ErrorSeen(
                 name=seen.name, line=mask(seen.line), traceback=tuple(mask(line) for line in seen.traceback)
@@ -407,24 +452,3 @@ class Attempt:
             replica=self._around.replica_id(),
             evidence=evidence,
         )
-
-
-def _last_lines(path: Path) -> tuple[str, ...]:
-    """The last lines of a log as a person sees them: of a progress bar only its last state."""
-    return tuple(_shown(_end_of(path, _TAIL_BYTES).split("\n")))[-_TAIL_LINES:]
-
-
-def _end_of(path: Path, limit_bytes: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - limit_bytes))
-            return file.read(limit_bytes).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _shown(lines: Iterable[str]) -> Iterable[str]:
-    for line in lines:
-        last = line.rstrip("\r").rsplit("\r", 1)[-1].rstrip()
-        if last:
-            yield last

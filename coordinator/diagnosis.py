@@ -28,6 +28,7 @@ _KIND_OF_CODE: dict[str, Kind] = {
     "RUN025": "resources",
     "RUN027": "replica",
     "RUN030": "network",
+    "RUN039": "network",
     "SYS003": "replica",
 }
 

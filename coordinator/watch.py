@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.attempt import AttemptState, Watched
-from coordinator.core.protocol import GpuTelemetry, ProgressRecord, RankTelemetry, Stage, Telemetry
+from coordinator.core.protocol import ProgressRecord, Stage, Telemetry
+from coordinator.core.readings import gpu_of, of_each_rank, ranks_of, sample
 from coordinator.core.straggler import KEPT, Own
-from coordinator.core.track import THRESHOLDS, Sample, Thresholds, Track, Word
+from coordinator.core.track import THRESHOLDS, Thresholds, Track, Word
 
 # Once a second: samples come every two, and the promise is a minute.
 LOOK_EVERY_S = 1.0
@@ -82,7 +83,7 @@ class Watch:
             training.read_at[seat.replica_id] = reading.at
             training.readings[seat.replica_id] = reading
             for rank, used in of_each_rank(reading.ranks, ranks):
-                gpu = _gpu(reading.gpus, rank - ranks[0]) if attempt.gpus_per_node else None
+                gpu = gpu_of(reading.gpus, rank - ranks[0]) if attempt.gpus_per_node else None
                 track = training.tracks[rank]
                 training.tracks[rank] = track.sampled(sample(used, now_s, gpu), thresholds)
         numbers = tuple(record for _, record in words if record.losses_not_finite)
@@ -115,36 +116,3 @@ def is_training(attempt: AttemptState) -> bool:
     return (
         attempt.state == "active" and attempt.stage.stage is Stage.TRAIN and attempt.stage.state == "running"
     )
-
-
-def ranks_of(node_rank: int, gpus_per_node: int) -> range:
-    """The ranks of one replica's processes."""
-    each = max(1, gpus_per_node)
-    return range(node_rank * each, (node_rank + 1) * each)
-
-
-def of_each_rank(used: Sequence[RankTelemetry], ranks: Sequence[int]) -> Iterable[tuple[int, RankTelemetry]]:
-    """Readings by rank; one without a rank speaks of all ranks of its replica."""
-    for one in used:
-        for rank in ranks:
-            if one.rank in (None, rank):
-                yield rank, one
-
-
-def sample(used: RankTelemetry, at_s: float, gpu: GpuTelemetry | None) -> Sample:
-    counted = [count for count in (used.network_bytes_in, used.network_bytes_out) if count is not None]
-    return Sample(
-        at_s,
-        used.cpu_s,
-        used.io_bytes,
-        sum(counted) if counted else None,
-        gpu.utilization if gpu else None,
-        used.line_age_s,
-        used.stopped,
-        used.disk_wait,
-        used.sockets,
-    )
-
-
-def _gpu(gpus: Sequence[GpuTelemetry], local_rank: int) -> GpuTelemetry | None:
-    return next((gpu for gpu in gpus if gpu.index == local_rank), None)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from coordinator.attempt import AttemptState, Watched
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, Stage
+from coordinator.core.readings import ranks_of
 from coordinator.stages.verdict import Verdict
-from coordinator.watch import ranks_of
 
 # Gradients are exchanged each step, so the second loss after a NaN in the weights is NaN on every rank; five leave no doubt.
 SPOILED_RUN = 5

@@ -7,10 +7,10 @@ from pydantic import JsonValue
 from coordinator.attempt import AttemptState, Watched
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Stage, Telemetry
+from coordinator.core.readings import ranks_of
 from coordinator.core.straggler import Load, Straggler, differences, stragglers
 from coordinator.core.track import Track
 from coordinator.stages.verdict import Verdict
-from coordinator.watch import ranks_of
 
 _CODE = "RUN057"
 

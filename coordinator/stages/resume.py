@@ -11,7 +11,7 @@ from coordinator.attempt import AttemptState
 from coordinator.core.catalogue import finding
 from coordinator.core.checkpoints import HeldCheckpoint
 from coordinator.core.protocol import Finding, Stage
-from coordinator.watch import ranks_of
+from coordinator.core.readings import ranks_of
 
 _HELD = TypeAdapter(tuple[HeldCheckpoint, ...])
 

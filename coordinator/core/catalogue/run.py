@@ -243,6 +243,17 @@ ENTRIES: tuple[Entry, ...] = (
         stage=Stage.PREPARE,
     ),
     Entry(
+        code="RUN039",
+        title="A hang was ended without the coordinator",
+        severity="error",
+        what="The coordinator did not answer for five minutes, and in all that time no rank of this replica made a step or "
+        "worked, although steps were usual; so its agent gathered evidence and ended the training here.",
+        why="A hang that nobody ends costs GPU hours until somebody looks.",
+        fix="See why the coordinator was away; the evidence is in `rankcall logs ID --stream evidence.judgement` and its "
+        "siblings.",
+        stage=Stage.TRAIN,
+    ),
+    Entry(
         code="RUN040",
         title="The GPU's memory did not suffice",
         severity="error",
