@@ -5,15 +5,19 @@ are stood in for; anything else (the probes, torch included) goes to the real in
 by `behaviour.json` in the submission's bundle:
 
     {"steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
-     "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}}
+     "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}, "hang_again": true, "save_steps": 2,
+     "not_a_number": {"1": 2}}
 
-`hang`: the ranks named do nothing any more after their steps, in the first attempt on this replica.
+`hang`: the ranks named do nothing any more after their steps, in the first attempt on this replica (`kill`: they die);
+with `hang_again` in each. `save_steps`: a checkpoint after so many, which a further attempt goes on from.
+`not_a_number`: from this step on the loss of this rank is none.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -21,6 +25,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from agent import checkpoints
+from agent import prepare as prepare_again
 
 ATTEMPT = Path(os.environ.get("RANKCALL_ATTEMPT_DIR", "."))
 
@@ -36,7 +43,10 @@ def prepare() -> int:
         time.sleep(600)
     while told.get("prepare_until") and not Path(told["prepare_until"]).exists():
         time.sleep(0.1)
-    Path(ATTEMPT, "prepare-result.json").write_text(json.dumps({"rows": 8, "digest": "d1"}))
+    held = prepare_again._checkpoints(Path(ATTEMPT, "axolotl.yaml"))
+    Path(ATTEMPT, "prepare-result.json").write_text(
+        json.dumps({"rows": 8, "digest": "d1", "checkpoints": held})
+    )
     print("prepared")
     return 0
 
@@ -56,16 +66,25 @@ def worker(rank: int, world: int) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(f"worker {os.getpid()} of rank {rank}", flush=True)
     print(told.get("print", ""), flush=True)
-    steps = told.get("steps", 3)
-    record(type="start", rank=rank, world_size=world, total_steps=steps)
-    for step in range(1, steps + 1):
+    steps, begin = told.get("steps", 3), resumed()
+    record(type="start", rank=rank, world_size=world, step=begin, total_steps=steps)
+    spoiled = told.get("not_a_number", {}).get(str(rank), steps + 1)
+    for step in range(begin + 1, steps + 1):
         print(f"step {step}", flush=True)
-        record(type="log", rank=rank, step=step, total_steps=steps, loss=1.0 / step)
+        bad = max(0, step - spoiled + 1)
+        counts = (
+            {"losses_not_finite": bad, "losses_not_finite_run": bad, "not_finite_step": spoiled}
+            if bad
+            else {}
+        )
+        record(type="log", rank=rank, step=step, total_steps=steps, loss=1.0 / step, **counts)
+        if told.get("save_steps") and step % told["save_steps"] == 0:
+            checkpoint(Path("outputs", f"checkpoint-{step}"), rank, world)
         time.sleep(told.get("step_s", 0.02))
     for _ in range(told.get("burst_lines", 0) // 1000):
         sys.stdout.write("".join(f"{number:06d} " + "x" * 92 + "\n" for number in range(1000)))
     sys.stdout.flush()
-    hang(told.get("hang", {}).get(str(rank), ""))
+    hang(told.get("hang", {}).get(str(rank), ""), told.get("hang_again", False))
     while told.get("until") and not Path(told["until"]).exists():
         print("waiting", flush=True)
         time.sleep(0.1)
@@ -76,11 +95,27 @@ def worker(rank: int, world: int) -> int:
     return int(told.get("exit", {}).get(str(rank), 0))
 
 
-def hang(how: str) -> None:
+def resumed() -> int:
+    """The step this attempt goes on from."""
+    found = re.search(
+        r"^resume_from_checkpoint: .*/checkpoint-(\d+)$", Path(ATTEMPT, "axolotl.yaml").read_text(), re.M
+    )
+    return int(found[1]) if found else 0
+
+
+def checkpoint(folder: Path, rank: int, world: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainer_state.json").write_text("{}")
+    checkpoints.saved(folder, rank, world)
+
+
+def hang(how: str, again: bool) -> None:
     hung = Path("hung-before")
-    if not how or hung.exists():
+    if not how or (hung.exists() and not again):
         return
     hung.touch()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)

@@ -12,7 +12,9 @@ from test_agent_whole import pids_in
 def test_a_stopped_rank_is_named_ended_everywhere_and_the_next_attempt_trains(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit(
-            {"steps": 4, "hang": {"0": "sleep", "1": "stop"}}, deadlines={"train_quiet_s": 8}, max_attempts=2
+            {"steps": 4, "save_steps": 2, "hang": {"0": "sleep", "1": "stop"}},
+            deadlines={"train_quiet_s": 8},
+            max_attempts=2,
         )
         job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
         assert job["state"] == "succeeded", (job["findings"], deployment.everything_said())
@@ -35,3 +37,61 @@ def test_a_stopped_rank_is_named_ended_everywhere_and_the_next_attempt_trains(tm
         for number in (0, 1):
             first = deployment.layout(number).attempt(job_id, 1).streams / "train.log"
             assert not any(psutil.pid_exists(pid) for pid in pids_in(first.read_bytes()))
+        again = deployment.layout(1).attempt(job_id, 2).streams / "progress.0"
+        assert '"step": 4' in again.read_text().splitlines()[0], "it goes on where it was saved"
+        said = [one for one in job["findings"] if one["code"] in ("RUN033", "RUN038")]
+        assert [one["code"] for one in said] == ["RUN033", "RUN038"]
+        assert said[0]["evidence"]["verdict"] == "transient" and said[0]["evidence"]["passes"] == 3
+
+
+def test_a_job_that_hangs_without_another_attempt_left_says_what_its_links_are_worth(tmp_path: Path) -> None:
+    with deployed(tmp_path) as deployment:
+        job_id = deployment.submit(
+            {"steps": 2, "hang": {"1": "sleep"}, "until": "never"}, deadlines={"train_quiet_s": 8}
+        )
+        job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
+        assert job["state"] == "failed" and job["stage"] == "train"
+        assert "transient" in job["verdict"], job["verdict"]
+        assert [one["stage"] for one in job["attempt"]["stages"]] == ["gather", "match", "tcp", "collective"]
+
+
+def test_a_training_that_hangs_twice_at_the_same_place_is_not_tried_a_third_time(tmp_path: Path) -> None:
+    with deployed(tmp_path) as deployment:
+        job_id = deployment.submit(
+            {"steps": 2, "hang": {"0": "sleep", "1": "stop"}, "hang_again": True},
+            deadlines={"train_quiet_s": 8},
+            max_attempts=5,
+        )
+        job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
+        assert (job["state"], job["attempts"]) == ("failed", 2)
+        assert "Attempts 1 and 2 hung alike, with rank 1 behind" in job["verdict"]
+
+
+def test_a_rank_that_dies_ends_the_others_and_the_next_attempt_goes_on_from_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with deployed(tmp_path) as deployment:
+        job_id = deployment.submit(
+            {"steps": 6, "save_steps": 4, "hang": {"0": "sleep", "1": "kill"}}, max_attempts=2
+        )
+        job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
+        assert job["state"] == "succeeded", (job["findings"], deployment.everything_said())
+        first = next(one for one in job["findings"] if one["severity"] == "error")
+        assert first["replica"] == job["previous"][0]["members"][1]["replica_id"]
+        steps = deployment.stream(0, job_id, attempt=2).decode()
+        assert "step 4\n" not in steps and "step 5\n" in steps
+
+
+def test_a_loss_that_stays_no_number_ends_the_training_and_names_rank_and_step(tmp_path: Path) -> None:
+    with deployed(tmp_path) as deployment:
+        job_id = deployment.submit(
+            {"steps": 9, "step_s": 0.5, "not_a_number": {"1": 2}, "until": "never"}, max_attempts=3
+        )
+        job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
+        assert (job["state"], job["attempts"]) == ("failed", 1)
+        found = [one for one in job["findings"] if one["code"] in ("RUN049", "RUN056")]
+        assert found[-1]["code"] == "RUN049" and found[-1]["severity"] == "error"
+        assert "rank 1" in found[-1]["message"] and "step 2" in found[-1]["message"]
+        for number in (0, 1):
+            pids = pids_in(deployment.stream(number, job_id))
+            assert pids and not any(psutil.pid_exists(pid) for pid in pids)
