@@ -48,6 +48,17 @@ def saved(folder: Path, rank: int, world_size: int) -> None:
         folder.joinpath(mark(rank, world_size)).touch()
 
 
+def name_latest(folder: Path) -> None:
+    """Write down which of DeepSpeed's folders holds its states: it reads that on every rank, and writes it on rank 0 alone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    steps = sorted(folder.glob("global_step*"))
+    if steps and not folder.joinpath("latest").exists():
+        folder.joinpath("latest").write_text(steps[-1].name)
+
+
 def begin(output: Path, step: int, rank: int, world_size: int) -> None:
     """A training goes on after `step`: marks of later checkpoints are from an attempt before, and about to be wrong."""
     for folder in _later(output, step):

@@ -186,8 +186,18 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             args.save_only_model or self.losses.spoiled
         ):  # nothing could be resumed from it, or nothing good
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            self._complete(folder, args)
             checkpoints.saved(folder, _rank(), _world_size())
         self.progress.enter("train", state.global_step)
+
+    def _complete(self, folder: Path, args: Any) -> None:
+        """What only rank 0 has written, although every replica was asked to: the weights, and DeepSpeed's note."""
+        if not (args.save_on_each_node and args.local_process_index == 0 and _rank() != 0):
+            return
+        if self.trainer.is_deepspeed_enabled:
+            checkpoints.name_latest(folder)
+        else:  # every rank has all of the model
+            self.trainer.accelerator.unwrap_model(self.trainer.model).save_pretrained(str(folder))
 
     @never_raises
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

@@ -205,3 +205,12 @@ def test_a_user_who_lets_axolotl_choose_is_obeyed_once_and_after_that_all_ranks_
     assert first["auto_resume_from_checkpoints"] is True and first["save_total_limit"] == 2
     assert second["auto_resume_from_checkpoints"] is False and "resume_from_checkpoint" not in second
     assert third["resume_from_checkpoint"] == "./out/checkpoint-8"
+
+
+def test_deepspeeds_note_of_its_latest_states_is_written_where_it_wrote_none(tmp_path: Path) -> None:
+    folder = write(tmp_path, 30, STATE_FILE)
+    checkpoints.name_latest(folder)
+    assert not (folder / "latest").exists()
+    (folder / "global_step30").mkdir()
+    checkpoints.name_latest(folder)
+    assert (folder / "latest").read_text() == "global_step30"
