@@ -21,6 +21,7 @@ import psutil
 
 from agent import flight_recorder, machine_evidence
 from agent.rank_meter import place_of
+from agent.stack_words import where
 from coordinator.core import process
 from coordinator.core.clock import monotonic_s, now_at
 from coordinator.core.process import ProcessId
@@ -67,8 +68,11 @@ class Suspect:
 
 def gather(
     roots: Sequence[ProcessId], streams: Path, members: Sequence[Member], limits: Limits = LIMITS
-) -> None:
+) -> dict[int, str]:
     """Append what is to be seen of everything below `roots` to the evidence streams.
+
+    Returns:
+        Where each rank is, in words, as far as its stacks say so.
 
     Raises:
         OSError: they cannot be written.
@@ -81,14 +85,20 @@ def gather(
     with (streams / SOCKETS).open("a") as file:
         for suspect in suspects:
             file.write("\n".join([suspect.title, *_sockets(suspect.pid, _names(members))]) + "\n\n")
+    places: dict[int, str] = {}
     with (streams / STACKS).open("a") as file:
         for suspect in suspects:
             left_s = min(limits.one_s, until_s - monotonic_s())
-            file.write("\n".join([suspect.title, *_stacks(suspect, left_s, limits)]) + "\n\n")
+            stacks = _stacks(suspect, left_s, limits)
+            file.write("\n".join([suspect.title, *stacks]) + "\n\n")
             file.flush()
+            # its data loaders are ranks' children and come after it
+            if suspect.rank is not None and suspect.rank not in places and (place := where(stacks)):
+                places[suspect.rank] = f"stopped, {place}" if suspect.state in "Tt" else place
     flight_recorder.wait(records, until_s, since_at)
     _write(streams / COLLECTIVES, flight_recorder.told(streams.parent))
     _write(streams / MACHINE, _machine(max(0.1, min(limits.health_s, until_s - monotonic_s()))))
+    return places
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -247,7 +247,13 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
 
     @never_raises
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.say("end", step=state.global_step, total_steps=state.max_steps, **self.final)
+        self.progress.say(
+            "end",
+            step=state.global_step,
+            total_steps=state.max_steps,
+            **self.final,
+            **self.losses.told(state.global_step),
+        )
 
 
 def _distributed() -> bool:

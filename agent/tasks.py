@@ -168,14 +168,17 @@ class Attempt:
     async def _gather_evidence(self, plan: AttemptPlan) -> None:
         """Stacks and sockets of what hangs here; the coordinator waits for the report before it ends the attempt."""
         state: Literal["succeeded", "failed"] = "succeeded"
+        places: dict[int, str] = {}
         try:
-            await asyncio.to_thread(
+            places = await asyncio.to_thread(
                 forensics.gather, launcher.shims(self.folder), self.folder.streams, plan.evidence
             )
         except Exception as error:  # evidence is wanted, but the attempt has to end without it as well
             log.warning("evidence could not be gathered", attempt=self.attempt_id, why=str(error))
             state = "failed"
-        report = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state=state)
+        mask = self._around.redactor().mask_text
+        said = RunResult(output={"where": {str(rank): mask(place) for rank, place in places.items()}})
+        report = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state=state, result=said)
         await self._keep(report)
         self._reports[EVIDENCE] = report
         self._running.pop(EVIDENCE, None)

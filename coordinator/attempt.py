@@ -219,13 +219,11 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What the watchdog knows of a training: a track of each rank, on the monotonic clock; `since_s`: first looked at;
-    `numbers`: the newest record of each rank whose losses were not all numbers; `own`: what each rank did by itself for its
-    steps; `readings`: the last of each replica's load."""
+    `own`: what each rank did by itself for its steps; `readings`: the last of each replica's load."""
 
     tracks: tuple[Track, ...]
     now_s: float
     since_s: float
-    numbers: tuple[ProgressRecord, ...] = ()
     own: Mapping[int, tuple[Own, ...]] = field(default_factory=dict)
     readings: Mapping[str, Telemetry] = field(default_factory=dict)
 
@@ -238,6 +236,7 @@ class Snapshot:
         jobs: queued and running ones, oldest first.
         attempts: those not ended, and the last ended one of each open job.
         starts: what the training processes said of themselves when they started, by attempt.
+        spoiled: the newest record of each rank whose losses were not all numbers, by attempt.
         watched: trainings that are to be judged now, by attempt; empty in between.
         broken: attempts for which no plan could be made, and why.
     """
@@ -249,3 +248,4 @@ class Snapshot:
     starts: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict)
     watched: Mapping[str, Watched] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
+    spoiled: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict)

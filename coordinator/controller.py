@@ -61,6 +61,7 @@ class Controller:
         self._attempts: dict[str, AttemptState] = {}
         self._works: dict[str, Work] = {}
         self._starts: dict[str, dict[int, ProgressRecord]] = {}
+        self._spoiled: dict[str, dict[int, ProgressRecord]] = {}
         self._standings: OrderedDict[str, Standing] = OrderedDict()
         self._noted: list[Finding] = []
         self._broken: dict[str, str] = {}
@@ -79,11 +80,13 @@ class Controller:
         """Findings about the service itself (a cloned replica), stored with the next pass."""
         self._noted += findings
 
-    def note_start(self, attempt_id: str, record: ProgressRecord) -> None:
-        """A training process said what world it sees."""
-        if attempt_id in self._attempts:
-            self._starts.setdefault(attempt_id, {})[record.rank] = record
-            self.wake()
+    def note_progress(self, attempt_id: str, record: ProgressRecord) -> None:
+        """A training process said what world it sees, or that a loss of its was not a number."""
+        if attempt_id not in self._attempts:
+            return
+        of_kind = self._starts if record.type == "start" else self._spoiled
+        of_kind.setdefault(attempt_id, {})[record.rank] = record
+        self.wake()
 
     async def standing(self, attempt_id: str) -> Standing | None:
         """The seats of an attempt, ended ones included; None where there is no such attempt."""
@@ -178,10 +181,11 @@ class Controller:
                         presence.heard_s = monotonic_s()
                         presence.holding = frozenset({attempt.id})
                 for metric in queries.newest_metrics(connection, attempt.id):
-                    if metric.type != "start":
-                        continue
                     record = ProgressRecord.model_validate(metric.record)
-                    self._starts.setdefault(attempt.id, {})[record.rank] = record
+                    if record.type == "start":
+                        self._starts.setdefault(attempt.id, {})[record.rank] = record
+                    elif record.losses_not_finite:
+                        self._spoiled.setdefault(attempt.id, {})[record.rank] = record
             return found, list(present.values())
 
         attempts, presences = await self._store.read(look)
@@ -232,6 +236,7 @@ class Controller:
             {attempt_id: tuple(starts.values()) for attempt_id, starts in self._starts.items()},
             await self._look_at_trainings(jobs),
             dict(self._broken),
+            {attempt_id: tuple(records.values()) for attempt_id, records in self._spoiled.items()},
         )
         change = advance(snapshot)
         self._wake_at = change.wake_at
@@ -247,6 +252,7 @@ class Controller:
             if attempt.state == "ended":
                 self._attempts.pop(attempt.id, None)
                 self._starts.pop(attempt.id, None)
+                self._spoiled.pop(attempt.id, None)
             else:
                 self._attempts[attempt.id] = attempt
         await self._assign(change.attempts)

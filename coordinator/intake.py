@@ -195,10 +195,10 @@ class Intake:
         if report.attempt_id != presence.attempt_id:
             news = list(tasks.values())
         if news or report.appends or report.facts is not None:
-            starts: list[tuple[str, ProgressRecord]] = []
+            telling: list[tuple[str, ProgressRecord]] = []
 
             def take(connection: Connection) -> tuple[StreamSize, ...]:
-                starts.clear()
+                telling.clear()
                 now = now_at()
                 for task in news:
                     queries.upsert_task(
@@ -213,11 +213,11 @@ class Intake:
                     )
                 if report.facts is not None:
                     queries.set_facts(connection, replica_id, report.facts.model_dump(mode="json"))
-                return tuple(self._append(connection, replica_id, report, standing, starts))
+                return tuple(self._append(connection, replica_id, report, standing, telling))
 
             sizes = await self._store.write(take)
-            for attempt_id, record in starts:
-                self._controller.note_start(attempt_id, record)
+            for attempt_id, record in telling:
+                self._controller.note_progress(attempt_id, record)
             for append in report.appends:
                 if append.data and append.attempt_id in standing:
                     self._broadcast.publish(f"logs:{append.attempt_id}:{replica_id}")
@@ -231,7 +231,7 @@ class Intake:
         replica_id: str,
         report: Report,
         standing: dict[str, Standing],
-        starts: list[tuple[str, ProgressRecord]],
+        telling: list[tuple[str, ProgressRecord]],
     ) -> Iterable[StreamSize]:
         for append in report.appends:
             stands = standing.get(append.attempt_id)
@@ -256,7 +256,9 @@ class Intake:
                         for record in records
                     ],
                 )
-                starts += [(append.attempt_id, r) for r in records if r.type == "start"]
+                telling += [
+                    (append.attempt_id, r) for r in records if r.type == "start" or r.losses_not_finite
+                ]
             yield StreamSize(attempt_id=append.attempt_id, stream=append.stream, size_bytes=done.size_bytes)
 
     async def _standing(self, report: Report, replica_id: str) -> dict[str, Standing]:

@@ -250,7 +250,8 @@ def _judge(
         return judge_prepare(attempt, members)
     if stage is Stage.TRAIN:
         starts, watched = snapshot.starts.get(attempt.id, ()), snapshot.watched.get(attempt.id)
-        return judge_train(attempt, members, starts, snapshot.now_at, watched, job.deadlines.train_quiet_s)
+        spoiled, quiet_s = snapshot.spoiled.get(attempt.id, ()), job.deadlines.train_quiet_s
+        return judge_train(attempt, members, starts, snapshot.now_at, watched, quiet_s, spoiled)
     if stage is Stage.COLLECT:
         return judge_collect(attempt, members)
     return judge_compare(job, attempt, members)

@@ -86,12 +86,10 @@ class Watch:
                 gpu = gpu_of(reading.gpus, rank - ranks[0]) if attempt.gpus_per_node else None
                 track = training.tracks[rank]
                 training.tracks[rank] = track.sampled(sample(used, now_s, gpu), thresholds)
-        numbers = tuple(record for _, record in words if record.losses_not_finite)
         return Watched(
             tuple(training.tracks.values()),
             now_s,
             training.since_s,
-            numbers,
             dict(training.own),
             dict(training.readings),
         )

@@ -7,7 +7,9 @@ GPU hours that it would waste. It is a fault of data or settings, and not tried 
 
 from __future__ import annotations
 
-from coordinator.attempt import AttemptState, Watched
+from collections.abc import Sequence
+
+from coordinator.attempt import AttemptState
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, Stage
 from coordinator.core.readings import ranks_of
@@ -17,12 +19,16 @@ from coordinator.stages.verdict import Verdict
 SPOILED_RUN = 5
 
 
-def judge_numbers(attempt: AttemptState, watched: Watched) -> Verdict | None:
-    """A failure, a warning that is said once, or None."""
-    if not watched.numbers:
+def judge_numbers(attempt: AttemptState, spoiled: Sequence[ProgressRecord]) -> Verdict | None:
+    """A failure, a warning that is said once, or None.
+
+    Args:
+        spoiled: the newest record of each rank whose losses were not all numbers.
+    """
+    if not spoiled:
         return None
-    first = min(watched.numbers, key=lambda record: (record.not_finite_step or 0, record.rank))
-    if any((record.losses_not_finite_run or 0) >= SPOILED_RUN for record in watched.numbers):
+    first = min(spoiled, key=lambda record: (record.not_finite_step or 0, record.rank))
+    if any((record.losses_not_finite_run or 0) >= SPOILED_RUN for record in spoiled):
         found = _finding(
             "RUN049",
             f"{_said(attempt, first)}, and has not been one since: the weights are lost.",

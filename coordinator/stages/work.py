@@ -67,6 +67,7 @@ def judge_train(
     at: float,
     watched: Watched | None = None,
     quiet_s: float = THRESHOLDS.window_s,
+    spoiled: Sequence[ProgressRecord] = (),
 ) -> Verdict:
     """All ranks trained together to the end: one world, the same steps, exit 0 everywhere."""
     reports = reports_of(attempt, members, Stage.TRAIN)
@@ -85,7 +86,7 @@ def judge_train(
         findings, kind = (*apart, *in_order(failed)), first_kind(failed)
         retryable = not apart and kind != "configuration"
         return Verdict("failed", findings[0].message, findings, retryable=retryable, kind=kind)
-    numbers = judge_numbers(attempt, watched) if under_way and watched else None
+    numbers = judge_numbers(attempt, spoiled)
     if numbers is not None:
         return numbers
     if under_way:

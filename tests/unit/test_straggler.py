@@ -90,7 +90,7 @@ def test_the_finding_names_rank_host_and_reason_once() -> None:
     cool = Telemetry(
         at=1.0, gpus=(GpuTelemetry(index=0, clock_mhz=2400.0, temperature_c=60.0),), cpu_percent=12.0
     )
-    watched = Watched((Track(0), Track(1)), 90.0, 0.0, (), own, {"r-0": cool, "r-1": hot})
+    watched = Watched((Track(0), Track(1)), 90.0, 0.0, own, {"r-0": cool, "r-1": hot})
     verdict = judge_pace(attempt(gpus=1), watched)
     assert verdict is not None and verdict.state == "pending"
     (found,) = verdict.findings
