@@ -68,6 +68,7 @@ def worker(rank: int, world: int) -> int:
     print(told.get("print", ""), flush=True)
     steps, begin = told.get("steps", 3), resumed()
     record(type="start", rank=rank, world_size=world, step=begin, total_steps=steps)
+    record(type="phase", rank=rank, phase="train", step=begin)
     spoiled = told.get("not_a_number", {}).get(str(rank), steps + 1)
     for step in range(begin + 1, steps + 1):
         print(f"step {step}", flush=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import psutil
+import pytest
 from deployment import deployed
 from test_agent_whole import pids_in
 
@@ -20,7 +22,7 @@ def test_a_stopped_rank_is_named_ended_everywhere_and_the_next_attempt_trains(tm
         assert job["state"] == "succeeded", (job["findings"], deployment.everything_said())
         (found,) = (one for one in job["findings"] if one["code"] == "RUN030")
         assert found["evidence"]["behind"] == [1]
-        assert "Rank 1 (in start at step 4): it is stopped" in found["message"]
+        assert "Rank 1 (in train at step 4): it is stopped" in found["message"]
         assert found["replica"] == job["previous"][0]["members"][1]["replica_id"]
         assert job["attempts"] == 2
         for number in (0, 1):
@@ -95,3 +97,27 @@ def test_a_loss_that_stays_no_number_ends_the_training_and_names_rank_and_step(t
         for number in (0, 1):
             pids = pids_in(deployment.stream(number, job_id))
             assert pids and not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.long  # the five minutes
+@pytest.mark.timeout(900)
+def test_agents_alone_gather_evidence_of_a_hang_and_end_it_after_five_minutes(tmp_path: Path) -> None:
+    with deployed(tmp_path) as deployment:
+        job_id = deployment.submit({"steps": 20, "step_s": 0.5, "hang": {"0": "sleep", "1": "stop"}})
+        deployment.training(job_id)
+        deployment.end_coordinator(signal.SIGKILL)
+        for number in (0, 1):
+            deployment.eventually(
+                lambda n=number: deployment.stream(n, job_id, "evidence.judgement"), within_s=120
+            )
+            assert b"hang (" in deployment.stream(number, job_id, "evidence.stacks")
+            assert deployment.running(number)
+        for number in (0, 1):
+            deployment.eventually(lambda n=number: not deployment.running(n), within_s=400)
+        deployment.start_coordinator()
+        job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
+        assert job["state"] == "failed" and "RUN039" in {one["code"] for one in job["findings"]}
+        judged = deployment.layout(0).attempt(job_id, 1).streams / "evidence.judgement"
+        deployment.eventually(
+            lambda: deployment.mirrored(0, job_id, "evidence.judgement") == judged.read_bytes()
+        )
