@@ -49,7 +49,7 @@ def test_a_stopped_rank_is_named_ended_everywhere_and_the_next_attempt_trains(tm
 def test_a_job_that_hangs_without_another_attempt_left_says_what_its_links_are_worth(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit(
-            {"steps": 2, "hang": {"1": "sleep"}, "until": "never"}, deadlines={"train_quiet_s": 8}
+            {"steps": 2, "hang": {"0": "sleep", "1": "sleep"}}, deadlines={"train_quiet_s": 8}
         )
         job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
         assert job["state"] == "failed" and job["stage"] == "train"
@@ -74,8 +74,11 @@ def test_a_rank_that_dies_ends_the_others_and_the_next_attempt_goes_on_from_the_
 ) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit(
-            {"steps": 6, "save_steps": 4, "hang": {"0": "sleep", "1": "kill"}}, max_attempts=2
+            {"steps": 6, "save_steps": 4, "hang": {"1": "kill"}, "until": "release"}, max_attempts=2
         )
+        deployment.until(job_id, lambda job: job["attempts"] == 2)
+        for number in (0, 1):
+            (deployment.layout(number).work(job_id) / "release").touch()
         job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
         assert job["state"] == "succeeded", (job["findings"], deployment.everything_said())
         first = next(one for one in job["findings"] if one["severity"] == "error")
