@@ -1,6 +1,6 @@
 """Lets Axolotl and DeepSpeed train without a GPU. An Axolotl plugin, named in the rendered config on CPU replicas.
 
-Six things stand in the way of training on the CPU, and each is put right here:
+Seven things stand in the way of training on the CPU, and each is put right here:
 
 - `axolotl.utils.config.normalize_config` makes the local rank a GPU index (`device_map = {"": 0}`).
 - `accelerate.PartialState` finds no accelerator and believes in a world of one while DeepSpeed is in a
@@ -12,6 +12,7 @@ Six things stand in the way of training on the CPU, and each is put right here:
   and a C++ compiler, for something that replicas in different containers cannot use.
 - Axolotl asks CUDA whether two GPUs reach each other's memory, and fails where torch was built for CUDA
   and there is no GPU (`axolotl.utils.environment.check_cuda_p2p_support`).
+- Without DeepSpeed the trainer's device is `cpu:0`, where torch restores no optimizer of a checkpoint to.
 - Axolotl asks DeepSpeed for NCCL when there is only one process (`axolotl.utils.trainer.setup_deepspeed_env`).
 """
 
@@ -32,6 +33,7 @@ class CpuPlugin(BasePlugin):  # type: ignore[misc]  # axolotl ships no types
         if os.environ.get("AXOLOTL_IS_PREPROCESS") == "1":
             return
         _count_all_processes()
+        _restore_to_numbered_cpus()
         environment: Any = importlib.import_module("axolotl.utils.environment")
         environment.check_cuda_p2p_support = lambda: True
         if cfg.get("deepspeed"):
@@ -54,6 +56,16 @@ def _make_deepspeed_do_without_gpus() -> None:
         return original("gloo" if dist_backend == "nccl" else dist_backend, *args, **kwargs)
 
     comm.init_distributed = init_distributed
+
+
+def _restore_to_numbered_cpus() -> None:
+    """torch.load knows `cpu` and not `cpu:0`."""
+    serialization: Any = importlib.import_module("torch.serialization")
+
+    def restore(storage: Any, location: str) -> Any:
+        return storage if location.startswith("cpu:") else None
+
+    serialization.register_package(15, lambda _storage: None, restore)  # after torch's own for cpu (10)
 
 
 def _count_all_processes() -> None:
