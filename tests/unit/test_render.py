@@ -279,3 +279,18 @@ def test_overrides_reach_the_rendered_config() -> None:
     rendered = render(submission(overrides=("num_epochs=1", "output_dir=./other")), TWO_GPUS, ETH0)
     assert values(rendered, "axolotl.yaml")["num_epochs"] == 1
     assert rendered.output_dir == "./other"
+
+
+def test_the_flight_recorder_writes_where_the_agent_looks_and_listens_to_its_pipe() -> None:
+    from agent.flight_recorder import STEM
+
+    made = dict(render(submission(), Topology(2, 1, "10.0.0.1", 29500), Site(0), 3).environment)
+    flight = {name: value for name, value in made.items() if name.startswith(("TORCH_FR_", "TORCH_NCCL_"))}
+    assert flight == {
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": f"../attempt-3/{STEM}",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"../attempt-3/{STEM}",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"../attempt-3/{STEM}",
+    }
