@@ -14,13 +14,11 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
-
-import httpx
+from collections.abc import Awaitable, Callable
 
 from agent.discovery import locate
 from coordinator.core import tls
+from coordinator.core.forward import CannotForward, Forwarder, Receive, Scope, Send, end_to_end
 from coordinator.core.whereabouts import (
     BadHint,
     Hints,
@@ -30,29 +28,8 @@ from coordinator.core.whereabouts import (
     without_service_links,
 )
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Whereabouts = Callable[[], Awaitable[str | Undecided]]
 
-# Headers that belong to one connection (RFC 9110 §7.6.1), and those each side writes anew.
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-_CONNECT_S = 5.0
-# Held reads answer within 20 s and event streams send a comment every 15 s; what is silent longer is dead.
-_SILENT_S = 120.0
 _MOST_CONNECTIONS = 512
 _BACKLOG = 256
 _PASSED_THROUGH = b"x-rankcall-passed-through"
@@ -64,12 +41,8 @@ class Proxy:
     def __init__(self, whereabouts: Whereabouts) -> None:
         self._whereabouts = whereabouts
         self._url: str | None = None
-        self._client = httpx.AsyncClient(
-            verify=tls.verification("https:" if speaks_tls(os.environ) else "http:"),
-            timeout=httpx.Timeout(_SILENT_S, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=32),
-            follow_redirects=False,
-            trust_env=False,
+        self._forwarder = Forwarder(
+            tls.verification("https:" if speaks_tls(os.environ) else "http:"), _MOST_CONNECTIONS
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,7 +58,7 @@ class Proxy:
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self._client.aclose()
+        await self._forwarder.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,51 +69,19 @@ class Proxy:
         if isinstance(url, Undecided):
             await _refuse(scope, send, 503, f"The coordinator is not known yet: {url.why}.")
             return
-        try:
-            response = await self._client.send(_request(self._client, url, scope, receive), stream=True)
-        except httpx.HTTPError as error:
-            self._url = None
-            await _refuse(scope, send, 502, f"The coordinator at {url} cannot be reached: {_words(error)}.")
-            return
+        headers = [*end_to_end(scope["headers"]), *_forwarded(scope), (_PASSED_THROUGH, b"1")]
         self._url = url
         try:
-            await _answer(response, receive, send, head=scope["method"] == "HEAD")
-        finally:
-            await response.aclose()
+            await self._forwarder.pass_on(url, scope, receive, send, headers)
+        except CannotForward as error:
+            self._url = None
+            await _refuse(scope, send, 502, f"The coordinator at {url} cannot be reached: {error}.")
 
     async def _located(self) -> str | Undecided:
         try:
             return await self._whereabouts()
         except BadHint as error:
             return Undecided(str(error))
-
-
-def _request(client: httpx.AsyncClient, url: str, scope: Scope, receive: Receive) -> httpx.Request:
-    path = scope.get("raw_path") or scope["path"].encode()
-    query = b"?" + scope["query_string"] if scope["query_string"] else b""
-    headers = [*_end_to_end(scope["headers"]), *_forwarded(scope), (_PASSED_THROUGH, b"1")]
-    names = {name for name, _ in headers}
-    has_body = b"content-length" in names or any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    target = httpx.URL(url).copy_with(raw_path=path + query)
-    return httpx.Request(
-        scope["method"],
-        target,
-        headers=headers,
-        content=_body(receive) if has_body else None,
-        extensions={"timeout": client.timeout.as_dict()},
-    )
-
-
-def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without what belongs to one connection, and what its Connection header says belongs to it."""
-    listed = list(headers)
-    named = {
-        token.strip().lower()
-        for name, value in listed
-        if name.lower() == b"connection"
-        for token in value.split(b",")
-    }
-    return [(name, value) for name, value in listed if name.lower() not in _HOP_BY_HOP | named]
 
 
 def _forwarded(scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -150,50 +91,6 @@ def _forwarded(scope: Scope) -> list[tuple[bytes, bytes]]:
         return []
     before = [value for name, value in scope["headers"] if name.lower() == b"x-forwarded-for"]
     return [(b"x-forwarded-for", b", ".join([*before, str(client[0]).encode("latin-1")]))]
-
-
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise httpx.ReadError("the visitor left")
-        if body := message.get("body"):
-            yield body
-        if not message.get("more_body"):
-            return
-
-
-async def _answer(response: httpx.Response, receive: Receive, send: Send, *, head: bool) -> None:
-    """Passes the answer on piece by piece, as the visitor takes it; a visitor that leaves ends it."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status_code,
-            "headers": _end_to_end(response.headers.raw),
-        }
-    )
-    gone = asyncio.ensure_future(_left(receive))
-    sending = asyncio.ensure_future(_pieces(response, send, head=head))
-    try:
-        await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
-        if sending.done():
-            sending.result()
-    finally:
-        for task in (gone, sending):
-            task.cancel()
-        await asyncio.gather(gone, sending, return_exceptions=True)
-
-
-async def _pieces(response: httpx.Response, send: Send, *, head: bool) -> None:
-    if not head:
-        async for piece in response.aiter_raw():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _refuse(scope: Scope, send: Send, status: int, detail: str) -> None:
@@ -216,19 +113,6 @@ async def _refuse(scope: Scope, send: Send, status: int, detail: str) -> None:
         body = json.dumps({"type": "about:blank", **problem})
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body.encode()})
-
-
-def _words(error: Exception) -> str:
-    inner: BaseException = error
-    while (cause := inner.__cause__ or inner.__context__) is not None:
-        inner = cause
-    if isinstance(inner, OSError) and inner.errno and inner.errno > 0:
-        return os.strerror(inner.errno).lower()
-    return (
-        "no answer in time"
-        if isinstance(error, httpx.TimeoutException)
-        else str(error) or type(error).__name__
-    )
 
 
 def listen(host: str | None, port: int, *, has_token: bool) -> socket.socket:

@@ -23,10 +23,13 @@ from fastapi import FastAPI
 from coordinator import journal
 from coordinator.api.wire import Doorman, protocol
 from coordinator.app import create_app, stop_streaming
+from coordinator.core.whereabouts import http_url, reachable_address
 from coordinator.limits import Limits
 from coordinator.listeners import listener_of
 from coordinator.settings import Settings, SettingsError
 from coordinator.store import StoreError
+from coordinator.store.engine import parsed
+from coordinator.store.errors import name_of
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +89,7 @@ def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(settings: Settings, listener: socket.socket) -> int:
     """Runs the app on a socket that is bound already, until SIGTERM or SIGINT."""
-    app = create_app(settings)
+    app = create_app(settings, url=_own_url(settings, listener))
     config = uvicorn.Config(
         app,
         http=protocol(Doorman(Limits(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
@@ -114,7 +117,8 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
             address=host,
             port=port,
             tls=settings.tls_cert is not None,
-            store=app.state.services.store.name,
+            active=app.state.services is not None,
+            store=name_of(parsed(settings.store_url)),
         )
         if settings.open_on_loopback:
             log.warning(
@@ -123,6 +127,16 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
         await server.serve([listener])
     log.info("stopped")
     return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+
+
+def _own_url(settings: Settings, listener: socket.socket) -> str:
+    """Where other coordinator processes reach this one."""
+    host, port = listener.getsockname()[:2]
+    if settings.address is not None:
+        host = settings.address
+    elif host in ("::", "0.0.0.0"):  # noqa: S104 - compared with, not bound
+        host = reachable_address()
+    return http_url(host, port, tls=settings.tls_cert is not None)
 
 
 def _stop_on_signals(server: Server, app: FastAPI) -> list[signal.Signals]:

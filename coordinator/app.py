@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import structlog
 from fastapi import FastAPI
+from starlette.datastructures import State
 
 from coordinator.api import (
     artifacts,
@@ -26,6 +28,7 @@ from coordinator.api import (
     streams,
 )
 from coordinator.api.edge import Edge
+from coordinator.api.elsewhere import Elsewhere
 from coordinator.api.feeds import Feeds
 from coordinator.api.meters import Meters
 from coordinator.api.routing import Lean
@@ -36,15 +39,20 @@ from coordinator.broadcast import Broadcast
 from coordinator.controller import Controller
 from coordinator.intake import Intake
 from coordinator.limits import Limits, Rates
+from coordinator.office import OnlyOffice, SharedOffice, own_name
 from coordinator.relay import Relay
 from coordinator.roster import Roster
 from coordinator.sessions import Sessions, digest
 from coordinator.settings import Settings
-from coordinator.store import Store
+from coordinator.store import Store, StoreError, is_server
+from coordinator.store.claim import claimed_store
 from coordinator.submissions import Submissions
 from coordinator.veils import Veils
 
 log = structlog.get_logger(__name__)
+
+# Between two tries to serve, so that another process may try before.
+PAUSE_S = 1.0
 
 # The hot routes first: they are looked for one after the other.
 _ROUTERS = (
@@ -60,15 +68,29 @@ _ROUTERS = (
 )
 
 
-def create_app(settings: Settings, limits: Limits | None = None) -> FastAPI:
-    """The coordinator as an ASGI app. Its store is opened, and its controller runs, while its lifespan does."""
+def create_app(settings: Settings, limits: Limits | None = None, url: str = "") -> FastAPI:
+    """The coordinator as an ASGI app. Its store is opened, and its controller runs, while its lifespan does.
+
+    Args:
+        url: where other coordinator processes on the same PostgreSQL store reach this one.
+    """
     meters, rates = Meters(), Rates(limits or Limits())
+    version = service.installed_version()
+    elsewhere = Elsewhere(settings, version)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with serving(settings, meters, rates) as services:
-            app.state.services = services
-            yield
+        parts = _Parts(settings, meters, rates, app.state)
+        meters.gauges(lambda: _gauges(app.state.services))
+        try:
+            if is_server(settings.store_url):
+                async with _one_of_several(parts, url):
+                    yield
+            else:
+                async with _alone(parts):
+                    yield
+        finally:
+            await elsewhere.aclose()
 
     app = FastAPI(
         title="rankcall",
@@ -78,56 +100,132 @@ def create_app(settings: Settings, limits: Limits | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
+    app.state.services, app.state.office = None, OnlyOffice()
     for router in _ROUTERS:
         # Added as they are: an included router would be matched twice.
         app.router.routes.extend(router.routes)
-    version = service.installed_version()
     document.install(app, version)
     problems.install(app)
     express = [route for route in replicas.agents.routes if isinstance(route, Lean)]
-    app.add_middleware(Edge, settings=settings, meters=meters, rates=rates, express=express)
+    app.add_middleware(
+        Edge, settings=settings, meters=meters, rates=rates, elsewhere=elsewhere, express=express
+    )
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What outlives a change of the active process; `state` is the app's, where the routes find their services."""
+
+    settings: Settings
+    meters: Meters
+    rates: Rates
+    state: State
+
+
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, meters: Meters, rates: Rates) -> AsyncIterator[Services]:
-    """Opens what the routes work with, runs the controller, and closes everything in the reverse order."""
-    store = await asyncio.to_thread(Store.open, settings.store_url)
-    try:
-        roster, broadcast = Roster(_join_keys(settings)), Broadcast()
-        refusals = Refusals(store)
-        veils = Veils(os.environ, tuple(token.get_secret_value() for token in settings.secrets().values()))
-        controller = Controller(store, roster, broadcast)
-        await controller.load()
-        running = asyncio.create_task(controller.run(), name="controller")
-        services = Services(
-            settings=settings,
-            store=store,
-            roster=roster,
-            intake=Intake(store, roster, controller, broadcast),
-            controller=controller,
-            controller_task=running,
-            broadcast=broadcast,
-            relay=Relay(roster),
-            authority=Authority(settings, roster, Sessions(store), rates),
-            submissions=Submissions(settings, store, roster, controller, broadcast, veils),
-            feeds=Feeds(store, roster, broadcast, settings.nodes, veils),
-            meters=meters,
-            refusals=refusals,
-            veils=veils,
-        )
-        meters.gauges(lambda: _gauges(services))
+async def _alone(parts: _Parts) -> AsyncIterator[None]:
+    """The one process on an SQLite file."""
+    with claimed_store(parts.settings.store_url):
+        store = await asyncio.to_thread(Store.open, parts.settings.store_url)
         try:
-            yield services
+            async with serving(parts.settings, store, parts.meters, parts.rates) as services:
+                parts.state.services = services
+                yield
         finally:
-            broadcast.close()
-            roster.release_all()
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-            await refusals.close()
+            parts.state.services = None
+            await asyncio.to_thread(store.close)
+
+
+@contextlib.asynccontextmanager
+async def _one_of_several(parts: _Parts, url: str) -> AsyncIterator[None]:
+    """One of any number of processes on a PostgreSQL store. Entered once it is known whether this is the active one."""
+    store = await asyncio.to_thread(Store.open, parts.settings.store_url)
+    try:
+        with own_name(parts.settings.state_dir) as holder:
+            office = parts.state.office = SharedOffice(store, holder, url)
+            settled = asyncio.Event()
+            running = asyncio.create_task(_in_turn(parts, store, office, settled), name="office")
+            waiting = asyncio.create_task(settled.wait())
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if running.done():
+                await running  # it has failed, and says why
+            try:
+                yield
+            finally:
+                running.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await running
     finally:
         await asyncio.to_thread(store.close)
+
+
+async def _in_turn(parts: _Parts, store: Store, office: SharedOffice, settled: asyncio.Event) -> None:
+    """Stand by, serve while the lease is held, and stand by again. `settled` is set once either has begun.
+
+    Raises:
+        StoreError: when the store cannot be used at the first look; later on it is waited for.
+    """
+    if not await office.look():
+        log.info("standing by: another coordinator process is the active one", store=store.name)
+        settled.set()
+        await office.win()
+    while True:
+        keeping = asyncio.create_task(office.keep(), name="lease")
+        try:
+            async with serving(parts.settings, store, parts.meters, parts.rates) as services:
+                parts.state.services = services
+                settled.set()
+                await keeping
+        except StoreError as error:
+            log.error("serving could not begin", why=str(error))
+        except Exception:
+            if not settled.is_set():
+                raise
+            log.exception("serving has failed; it is tried again")
+        finally:
+            parts.state.services = None
+            keeping.cancel()
+            await office.leave()
+        await asyncio.sleep(PAUSE_S)
+        await office.win()
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, store: Store, meters: Meters, rates: Rates) -> AsyncIterator[Services]:
+    """Makes what the routes work with, runs the controller, and ends everything in the reverse order."""
+    roster, broadcast = Roster(_join_keys(settings)), Broadcast()
+    refusals = Refusals(store)
+    veils = Veils(os.environ, tuple(token.get_secret_value() for token in settings.secrets().values()))
+    controller = Controller(store, roster, broadcast)
+    await controller.load()
+    running = asyncio.create_task(controller.run(), name="controller")
+    services = Services(
+        settings=settings,
+        store=store,
+        roster=roster,
+        intake=Intake(store, roster, controller, broadcast),
+        controller=controller,
+        controller_task=running,
+        broadcast=broadcast,
+        relay=Relay(roster),
+        authority=Authority(settings, roster, Sessions(store), rates),
+        submissions=Submissions(settings, store, roster, controller, broadcast, veils),
+        feeds=Feeds(store, roster, broadcast, settings.nodes, veils),
+        meters=meters,
+        refusals=refusals,
+        veils=veils,
+    )
+    try:
+        yield services
+    finally:
+        broadcast.close()
+        roster.release_all()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await refusals.close()
 
 
 def _join_keys(settings: Settings) -> tuple[bytes, ...]:
@@ -144,7 +242,9 @@ def stop_streaming(app: FastAPI) -> None:
         services.roster.release_all()
 
 
-def _gauges(services: Services) -> dict[str, float]:
+def _gauges(services: Services | None) -> dict[str, float]:
+    if services is None:
+        return {}
     presences = list(services.roster.all())
     store = services.store.figures()
     return {

@@ -47,7 +47,8 @@ class Settings(BaseSettings):
         host: bind address; None: all addresses with a token, 127.0.0.1 without.
         port: of the API and the page; 0 takes any free one.
         state_dir: the SQLite store lies in its `coordinator/` folder.
-        database_url: another store, e.g. `postgresql+psycopg://…`.
+        database_url: another store, e.g. `postgresql+psycopg://…`, which any number of coordinator processes may share.
+        address: where those reach this one; None: the address this machine sends from.
         allowed_hosts: names the Host header may have (comma separated); empty: any with a token,
             loopback names without.
         tls_cert, tls_key: PEM files to serve TLS with; None: plain HTTP.
@@ -66,6 +67,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     state_dir: Path = Field(default_factory=state_dir)
     database_url: str | None = None
+    address: str | None = None
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -14,10 +14,12 @@ from time import perf_counter
 from urllib.parse import urlsplit
 
 import structlog
+from starlette.datastructures import State
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.api.elsewhere import PASSED_ON, SECRET_HEADER, Elsewhere
 from coordinator.api.meters import Meters
 from coordinator.api.peers import FORWARDED_HOST, TrustedPeers
 from coordinator.api.problems import problem_response
@@ -75,14 +77,22 @@ class Edge:
     """ASGI middleware around the whole app.
 
     Args:
+        elsewhere: answers while this process is not the active one.
         express: routes that are called right here, without the two thirds of a request's cost that lie between
             (five layers, and a search through all routes): what every agent calls every two seconds.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, meters: Meters, rates: Rates, express: Sequence[Route] = ()
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        meters: Meters,
+        rates: Rates,
+        elsewhere: Elsewhere,
+        express: Sequence[Route] = (),
     ) -> None:
         self._app = app
+        self._elsewhere = elsewhere
         self._express = tuple((route.path_regex, route.methods or set(), route) for route in express)
         self._meters = meters
         # Without a token everything comes from this machine, the agents' first words included.
@@ -103,6 +113,9 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if PASSED_ON in scope:
+                    await send(message)
+                    return
                 headers = message["headers"] = [*message.get("headers", ()), *_HEADERS]
                 if path.startswith("/api/") and not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
@@ -110,13 +123,21 @@ class Edge:
 
         try:
             headers = _headers(scope)
-            self._peers.settle(scope, headers)
+            state = scope["app"].state
+            passed_on = headers.get(SECRET_HEADER)
+            proven = passed_on is not None and state.office.proves(passed_on.decode("latin-1"))
+            self._peers.settle(scope, headers, proven=proven)
             if self._rates is not None and b"authorization" not in headers:
                 self._rates.request(_client(scope))
             self._check_host(headers)
             _check_origin(method, headers, scope.get(FORWARDED_HOST))
             bounded = _bounded(method, path, headers, receive)
-            await self._destination(method, path, scope)(scope, bounded, send_with_headers)
+            if _active(state):
+                await self._destination(method, path, scope)(scope, bounded, send_with_headers)
+            else:
+                await self._elsewhere.answer(
+                    state.office, lambda: _active(state), self._app, scope, bounded, send_with_headers
+                )
         except ClientDisconnect:
             log.info("client left in the middle of its request", method=method, path=path)
         except ProblemError as refusal:
@@ -137,7 +158,7 @@ class Edge:
             hidden.problem = hidden.problem.model_copy(update={"instance": f"urn:rankcall:fault:{instance}"})
             await _answer(hidden, status, scope, receive, send_with_headers)
         finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
+            route = getattr(scope.get("route"), "path", "passed on" if PASSED_ON in scope else "unmatched")
             known = method if method in _METHODS else "other"
             if REFUSED in scope and status in _TURNED_AWAY:
                 _note(scope, known, route, status)
@@ -159,6 +180,11 @@ class Edge:
         if name in self._names or is_loopback(name):
             return
         raise problem(403, "SYS112", f"This coordinator is not called {name!r}.")
+
+
+def _active(state: State) -> bool:
+    """Whether this process answers by itself."""
+    return state.services is not None and state.office.here()
 
 
 def _client(scope: Scope) -> str:

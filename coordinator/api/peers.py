@@ -39,14 +39,18 @@ class TrustedPeers:
             return False
         return any(address in network for network in self._networks if network.version == address.version)
 
-    def settle(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """Write into `scope` who asks and how, as a trusted peer tells it; as it is where none does."""
+    def settle(self, scope: Scope, headers: Mapping[bytes, bytes], *, proven: bool = False) -> None:
+        """Write into `scope` who asks and how, as a trusted peer tells it; as it is where none does.
+
+        Args:
+            proven: another coordinator process of ours tells it, from wherever it is.
+        """
         client = scope.get("client")
         if client is None:
             return
         host = plain_address(str(client[0]))
         scope["client"] = (host, client[1])
-        if not any(name in headers for name in _FORWARDED) or not self.trusts(host):
+        if not any(name in headers for name in _FORWARDED) or not (proven or self.trusts(host)):
             return
         told = headers.get(b"x-forwarded-for")
         if told is not None:

@@ -433,10 +433,12 @@ class SignIn(Input):
 
 
 class Health(View):
-    """`GET /healthz` and `/readyz`."""
+    """`GET /healthz` and `/readyz`. `role`: of several coordinator processes on one store one is active; one that
+    stands by passes on to it what it is asked."""
 
     status: Literal["ok"] = "ok"
     version: str = ""
+    role: Literal["active", "standby"] = "active"
 
 
 class Problem(View):

@@ -23,7 +23,12 @@ from coordinator.store.errors import StoreError
 
 # How long a writer waits for another process's transaction: long enough for a coordinator that is just ending.
 LOCK_WAIT_S = 30.0
-CONNECT_S = 10
+CONNECT_S = 5
+# A connection whose other side does not acknowledge for so long is dead, on both sides; between two probes of it.
+SILENT_SERVER_S = 5
+KEEPALIVE_S = 2
+# The writer's statements follow each other at once; below the time after which a lease is stale (`tenure.py`).
+IDLE_IN_TRANSACTION_S = 4.0
 READERS = 4
 # "rank" in ASCII; any number serves, as long as every release takes the same.
 _ADVISORY_LOCK = 0x72616E6B
@@ -120,6 +125,11 @@ def _sqlite_alone(url: URL) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
+def is_server(url: str) -> bool:
+    """Whether several processes may share this store. Raises StoreError as `parsed`."""
+    return _is_server(parsed(url))
+
+
 def _is_server(url: URL) -> bool:
     return url.get_backend_name() != "sqlite"
 
@@ -146,7 +156,16 @@ def _engine(url: URL, lock_wait_s: float, *, read_only: bool, **pool: Any) -> En
 
 
 def _postgresql(url: URL, lock_wait_s: float, *, read_only: bool, **pool: Any) -> Engine:
-    settings = {"lock_timeout": f"{int(lock_wait_s * 1000)}", "application_name": "rankcall"}
+    settings = {
+        "lock_timeout": f"{int(lock_wait_s * 1000)}",
+        "application_name": "rankcall",
+        # A process that was frozen or cut off in a transaction must not keep the others from writing.
+        "idle_in_transaction_session_timeout": f"{int(IDLE_IN_TRANSACTION_S * 1000)}",
+        "tcp_keepalives_idle": f"{KEEPALIVE_S}",
+        "tcp_keepalives_interval": f"{KEEPALIVE_S}",
+        "tcp_keepalives_count": "2",
+        "tcp_user_timeout": f"{SILENT_SERVER_S * 1000}",
+    }
     if read_only:
         settings |= {
             "default_transaction_read_only": "on",
@@ -157,6 +176,10 @@ def _postgresql(url: URL, lock_wait_s: float, *, read_only: bool, **pool: Any) -
             url,
             connect_args={
                 "connect_timeout": CONNECT_S,
+                "keepalives_idle": KEEPALIVE_S,
+                "keepalives_interval": KEEPALIVE_S,
+                "keepalives_count": 2,
+                "tcp_user_timeout": SILENT_SERVER_S * 1000,
                 "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
             },
             json_serializer=driver.json_text,

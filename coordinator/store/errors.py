@@ -72,6 +72,14 @@ class StoreConflict(StoreError):
     """A row with the same key is already there. Only the operation that tried it has failed."""
 
 
+class Fenced(StoreError):
+    """Another coordinator process has become the active one: this one writes no more."""
+
+    def __init__(self, url: str) -> None:
+        by = f"; the one at {url} is" if url else ""
+        super().__init__(f"this coordinator process is not the active one any more{by}")
+
+
 class StoreClosed(StoreError):
     """The store was closed while, or before, the operation waited for its turn."""
 

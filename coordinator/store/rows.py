@@ -51,6 +51,7 @@ class Job:
     idempotency_key: str | None = None
     idempotency_sha256: str | None = None
     bundle_sha256: str | None = None
+    dropped_at: float | None = None
     seq: int = 0
 
 
@@ -147,3 +148,18 @@ class Event:
     job_id: str | None
     replica_id: str | None
     detail: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Which coordinator process is the active one (see `tenure.py`).
+
+    `url`: where the others reach it; `secret`: proves to it that a request was passed on by one of them.
+    """
+
+    epoch: int
+    holder: str
+    url: str
+    secret: str
+    beat: int = 0
+    released: bool = False

@@ -57,6 +57,21 @@ class Store:
         """The store as a user knows it, without its password."""
         return name_of(self.url)
 
+    def fence(self, check: Callable[[Connection], None]) -> None:
+        """From now on `check` looks at each write transaction before its operations do, and may raise."""
+        self._writer.fence = check
+
+    def write_unfenced(self, operation: Callable[[Connection], T]) -> T:
+        """Run the operation in a transaction of its own, in this thread, whatever the fence says."""
+        try:
+            with self._writer.engine.connect() as c, c.begin():
+                return operation(c)
+        except Exception as error:
+            told = explain(error, self.url)
+            if told is error:
+                raise
+            raise told from error
+
     async def write(self, operation: Callable[[Connection], T]) -> T:
         """Run the operation in the writer's next group; returns after its commit."""
         loop = asyncio.get_running_loop()

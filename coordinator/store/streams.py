@@ -63,6 +63,11 @@ def append(c: Connection, attempt_id: str, replica_id: str, name: str, offset: i
     return Appended(stream.size_bytes, True)
 
 
+def forget_sizes(c: Connection) -> None:
+    """Another process may have appended meanwhile: what is remembered of the streams is looked up anew."""
+    pending.of(c).known.clear()
+
+
 def sizes(c: Connection, attempt_id: str, replica_id: str) -> dict[str, int]:
     """The size of each stream of one replica in one attempt, by name."""
     pending.settle(c)

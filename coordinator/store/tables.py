@@ -74,7 +74,7 @@ class Job(Table, table=True):
     """A submission and where it stands. `seq` orders first come, first served, and is the page cursor.
 
     `state`: queued, running, succeeded, failed, cancelled. `kind`: train, preflight.
-    `verdict`: one sentence for a human about the state.
+    `verdict`: one sentence for a human about the state. `dropped_at`: its logs and figures are kept no more since then.
     """
 
     seq: int | None = Field(default=None, sa_column=Column(COUNTED, primary_key=True))
@@ -97,6 +97,7 @@ class Job(Table, table=True):
     idempotency_key: str | None = Field(default=None, unique=True)
     idempotency_sha256: str | None = None
     bundle_sha256: str | None = None
+    dropped_at: float | None = None
     submission: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
@@ -228,3 +229,17 @@ class Event(Table, table=True):
     job_id: str | None = Field(default=None, index=True)
     replica_id: str | None = None
     detail: Json = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class LeaseRow(Table, table=True):
+    """Which coordinator process is the active one: one row (see `tenure.py`)."""
+
+    __tablename__ = "lease"
+
+    id: int = Field(default=1, primary_key=True)
+    epoch: int = Field(sa_type=BigInteger)
+    holder: str
+    url: str
+    secret: str
+    beat: int = Field(sa_type=BigInteger)
+    released: bool

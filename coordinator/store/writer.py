@@ -63,11 +63,13 @@ class Writer:
     """Attributes:
     engine: whose connections exclude other writers.
     explain: turns a database's exception into one for the caller.
+    fence: looks at each transaction before its operations do, and raises where nothing may be written.
     """
 
     engine: Engine
     explain: Callable[[BaseException], BaseException]
     figures: Figures = field(default_factory=Figures)
+    fence: Callable[[Connection], None] | None = None
 
     def __post_init__(self) -> None:
         self._queue: SimpleQueue[Waiting | None] = SimpleQueue()
@@ -191,6 +193,8 @@ class Writer:
             raise _Transaction(error) from error
         try:
             c.begin()
+            if self.fence is not None:
+                self.fence(c)
         except Exception as error:
             self._roll_back(c, gathered)
             raise _Transaction(error) from error
@@ -224,7 +228,7 @@ class Writer:
 
 
 class _Transaction(Exception):
-    """No transaction could be begun: no connection, or another process would not end its own."""
+    """No transaction could be begun: no connection, another process would not end its own, or the fence is shut."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))

@@ -151,4 +151,12 @@ ENTRIES: tuple[Entry, ...] = (
         "Whether that one was restarted, or is alive and was cloned, shows in a few seconds: a live agent speaks every two.",
         "Nothing to do: the agent asks again by itself, and keeps its id or gets one of its own.",
     ),
+    _entry(
+        "SYS120",
+        "no active coordinator",
+        "Of the coordinator processes that share a PostgreSQL store none is the active one now, or it cannot be reached.",
+        "The one that was has ended or is cut off; another takes over within ten seconds, and goes on from the store.",
+        "Nothing to do if it passes. If it stays: look at the processes' logs, whether they reach their store, and each "
+        "other at the address that RANKCALL_ADDRESS and RANKCALL_PORT say.",
+    ),
 )

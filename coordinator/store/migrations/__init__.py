@@ -17,7 +17,7 @@ from coordinator.store.errors import StoreError
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0001"
+HEAD = "0002"
 
 _FOLDER = Path(__file__).parent
 
