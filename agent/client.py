@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from coordinator.core.clock import monotonic_s
 from coordinator.core.http import Answer, AsyncClient, ProblemAnswer, Timeouts, Unreachable
 from coordinator.core.protocol import Desired, Registered, Registration, Report, ReportReply
+from coordinator.core.whereabouts import next_of
 
 log = structlog.get_logger("agent")
 
@@ -31,6 +32,7 @@ _TIMEOUTS = Timeouts(connect_s=5.0, transfer_s=15.0)
 _PREFIX = "/api/v1"
 _INCARNATION = re.compile(r"incarnation \((\d+)\)")
 _WRONG_TOKEN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_NOT_THERE = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _NOT_A_MEMBER = (*_WRONG_TOKEN, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 
@@ -100,7 +102,7 @@ class Coordinator:
     """The coordinator, wherever it is now.
 
     Args:
-        locate: where it is: a base URL, or an object whose `why` says why that is not known yet.
+        locate: where it is: the base URLs of its processes, or an object whose `why` says why that is not known yet.
         join_token: proves that this replica belongs to the deployment.
     """
 
@@ -126,16 +128,21 @@ class Coordinator:
     async def wait_registered(self) -> None:
         await self._registered.wait()
 
-    async def relocate(self) -> None:
+    async def relocate(self, *, failed: str = "") -> None:
         """Look where the coordinator is; keeps the connection if it is where it was.
+
+        Args:
+            failed: the process at this address did not answer: go on to the next, where there are several.
 
         Raises:
             Unreachable: nothing says where it is yet.
         """
-        place = await self._locate()
-        if not isinstance(place, str):
-            raise Unreachable("the coordinator", str(getattr(place, "why", "not known where")))
+        places = await self._locate()
+        if not isinstance(places, tuple):
+            raise Unreachable("the coordinator", str(getattr(places, "why", "not known where")))
         before = self._client
+        now = before.base_url if before is not None else ""
+        place = next_of(places, now, failed=bool(now) and now == failed)
         if before is not None and before.base_url == place.rstrip("/"):
             return
         self._client = AsyncClient(place, token=self._token, timeouts=_TIMEOUTS)
@@ -155,7 +162,7 @@ class Coordinator:
                 async with asyncio.timeout(backoff.again_s()):
                     await self._answered.wait()
         with contextlib.suppress(Unreachable):
-            await self.relocate()
+            await self.relocate(failed=_address_of(error))
 
     async def keep_registered(
         self,
@@ -170,22 +177,24 @@ class Coordinator:
             outdated: the coordinator has seen a later incarnation than `introduce` names (0: it does not say which).
             welcome: called after each registration, before anything else is said.
         """
-        backoff, murmur = Backoff(), Murmur()
+        backoff, murmur, failed = Backoff(), Murmur(), ""
         while True:
             await self._missing.wait()
             asked_s = 0.0
             try:
-                await self.relocate()
+                await self.relocate(failed=failed)
                 registered = await self._register(await introduce())
             except Unreachable as error:
                 murmur.say("waiting for the coordinator", why=str(error))
+                failed = error.url
             except ProblemAnswer as error:
                 if error.status == HTTPStatus.CONFLICT and error.code != "SYS119":
                     said = _INCARNATION.search(str(error))
                     outdated(int(said[1]) if said else 0)
-                asked_s = min(error.retry_after_s or 0.0, backoff.longest_s)
+                asked_s, failed = min(error.retry_after_s or 0.0, backoff.longest_s), _address_of(error)
                 murmur.say(_refusal(error), status=error.status, url=self.url, hint=error.hint or "")
             else:
+                failed = ""
                 murmur.over("the coordinator is there", url=self.url)
                 for finding in registered.findings:
                     log.warning(finding.message, code=finding.code, hint=finding.hint)
@@ -305,6 +314,13 @@ class Coordinator:
         if self._client is None:
             raise Unreachable("the coordinator", "not known where yet")
         return self._client
+
+
+def _address_of(error: Unreachable | ProblemAnswer) -> str:
+    """Where a coordinator process does not answer, or says that it cannot; "" for one that answers well enough."""
+    if isinstance(error, ProblemAnswer) and error.status not in _NOT_THERE:
+        return ""
+    return error.url
 
 
 def _refusal(error: ProblemAnswer) -> str:

@@ -15,7 +15,7 @@ from coordinator.core.whereabouts import (
     Hints,
     Place,
     Undecided,
-    checked_url,
+    checked_urls,
     decide,
     parse_peers,
     recogniser,
@@ -46,8 +46,10 @@ class Told(Protocol):
 
 def hints_from(told: Told) -> Hints:
     """Raises: BadHint for a URL or a peer that cannot be understood."""
+    urls = checked_urls(told.url or "", "RANKCALL_URL")
     return Hints(
-        url=None if told.url is None else checked_url(told.url, "RANKCALL_URL"),
+        url=urls[0] if urls else None,
+        others=urls[1:],
         peers=parse_peers(" ".join(told.peers)),
         shared_dir=told.shared_dir,
         port=told.port,
@@ -60,7 +62,7 @@ def hints_from(told: Told) -> Hints:
 def locate(hints: Hints) -> Place | Undecided:
     """One look; may block on a name server or a shared folder."""
     if hints.url is not None:
-        return Place(hints.url, here=False, how="RANKCALL_URL")
+        return Place(hints.url, here=False, how="RANKCALL_URL", others=hints.others)
     if hints.peers or hints.shared_dir is None:
         return decide(hints, resolve, recogniser(hints))
     try:
@@ -72,11 +74,11 @@ def locate(hints: Hints) -> Place | Undecided:
     return Place(lease.url, here=False, how=f"epoch {lease.epoch} of the lease in {hints.shared_dir}")
 
 
-async def coordinator_url(settings: Told) -> str | Undecided:
-    """The coordinator's base URL, or why it is not known yet. Never blocks the loop.
+async def coordinator_urls(settings: Told) -> tuple[str, ...] | Undecided:
+    """The base URLs of the coordinator's processes, or why they are not known yet. Never blocks the loop.
 
     Raises:
         BadHint: for a RANKCALL_* variable that cannot be understood.
     """
     place = await asyncio.to_thread(locate, hints_from(settings))
-    return place if isinstance(place, Undecided) else place.url
+    return place if isinstance(place, Undecided) else place.urls

@@ -84,7 +84,7 @@ class Agent:
         self._rhythm = rhythm or Rhythm()
         self._environment = dict(os.environ)
         self._redactor = Redactor(secrets_of(self._environment))
-        self._coordinator = Coordinator(lambda: discovery.coordinator_url(settings), settings.join_token)
+        self._coordinator = Coordinator(lambda: discovery.coordinator_urls(settings), settings.join_token)
         self._mirror = Mirror(lambda: self._redactor)
         self._meter = Meter(settings.state_dir, self._environment)
         self._warm = WarmProbe(settings.python)

@@ -28,7 +28,7 @@ from coordinator.core.whereabouts import (
     without_service_links,
 )
 
-Whereabouts = Callable[[], Awaitable[str | Undecided]]
+Whereabouts = Callable[[], Awaitable[tuple[str, ...] | Undecided]]
 
 _MOST_CONNECTIONS = 512
 _BACKLOG = 256
@@ -36,11 +36,11 @@ _PASSED_THROUGH = b"x-rankcall-passed-through"
 
 
 class Proxy:
-    """The ASGI application. `whereabouts` says where the coordinator is now; it is asked again after a failure."""
+    """The ASGI application. `whereabouts` says where the coordinator's processes are now; it is asked again after a failure."""
 
     def __init__(self, whereabouts: Whereabouts) -> None:
         self._whereabouts = whereabouts
-        self._url: str | None = None
+        self._urls: tuple[str, ...] = ()
         self._forwarder = Forwarder(
             tls.verification("https:" if speaks_tls(os.environ) else "http:"), _MOST_CONNECTIONS
         )
@@ -65,19 +65,25 @@ class Proxy:
         if any(name == _PASSED_THROUGH for name, _ in scope["headers"]):
             await _refuse(scope, send, 508, "The coordinator's address leads back to a replica's proxy.")
             return
-        url = self._url or await self._located()
-        if isinstance(url, Undecided):
-            await _refuse(scope, send, 503, f"The coordinator is not known yet: {url.why}.")
+        urls = self._urls or await self._located()
+        if isinstance(urls, Undecided):
+            await _refuse(scope, send, 503, f"The coordinator is not known yet: {urls.why}.")
             return
         headers = [*end_to_end(scope["headers"]), *_forwarded(scope), (_PASSED_THROUGH, b"1")]
-        self._url = url
-        try:
-            await self._forwarder.pass_on(url, scope, receive, send, headers)
-        except CannotForward as error:
-            self._url = None
-            await _refuse(scope, send, 502, f"The coordinator at {url} cannot be reached: {error}.")
+        self._urls, said = urls, ""
+        for position, url in enumerate(urls):
+            try:
+                await self._forwarder.pass_on(url, scope, receive, send, headers)
+                return
+            except CannotForward as error:
+                # The others first from now on; and where it is the only one, it may have moved.
+                self._urls = (*urls[position + 1 :], *urls[: position + 1]) if len(urls) > 1 else ()
+                said = said or f"The coordinator at {url} cannot be reached: {error}."
+                if not error.untouched:
+                    break
+        await _refuse(scope, send, 502, said)
 
-    async def _located(self) -> str | Undecided:
+    async def _located(self) -> tuple[str, ...] | Undecided:
         try:
             return await self._whereabouts()
         except BadHint as error:
@@ -137,9 +143,9 @@ async def serve(hints: Hints, listener: socket.socket) -> None:
     """Until SIGTERM or SIGINT."""
     import uvicorn
 
-    async def whereabouts() -> str | Undecided:
+    async def whereabouts() -> tuple[str, ...] | Undecided:
         place = await asyncio.to_thread(locate, hints)
-        return place if isinstance(place, Undecided) else place.url
+        return place if isinstance(place, Undecided) else place.urls
 
     config = uvicorn.Config(
         Proxy(whereabouts),

@@ -41,7 +41,7 @@ class AgentSettings(BaseSettings):
 
     Attributes:
         token: the join secret. None: the coordinator is on this machine and open on loopback.
-        url: where the coordinator is; None: found by `peers` or `shared_dir`.
+        url: where the coordinator is, or its processes are (commas between); None: found by `peers` or `shared_dir`.
         peers: addresses of all replicas, the first of which is the master.
         shared_dir: a folder all replicas see, for the lease file of the master.
         port: the coordinator's port.
@@ -93,9 +93,9 @@ class AgentSettings(BaseSettings):
     def _http(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        if not value.startswith(("http://", "https://")):
-            value = f"http://{value}"
-        return value.rstrip("/")
+        urls = [part for part in re.split(r"[\s,]+", value) if part]
+        spelled = [url if url.startswith(("http://", "https://")) else f"http://{url}" for url in urls]
+        return ",".join(url.rstrip("/") for url in spelled)
 
     @model_validator(mode="after")
     def _readable(self) -> Self:

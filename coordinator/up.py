@@ -111,14 +111,14 @@ class Supervisor:
         if place.here:
             agent = {
                 **self.environment,
-                "RANKCALL_URL": self._own_url(),
+                "RANKCALL_URL": ",".join((self._own_url(), *place.others)),
                 "RANKCALL_BESIDE_COORDINATOR": "1",
             }
             return {
                 "coordinator": Service("coordinator", "coordinator", dict(self.environment)),
                 "agent": Service("agent", "agent", agent),
             }
-        elsewhere = {**self.environment, "RANKCALL_URL": place.url}
+        elsewhere = {**self.environment, "RANKCALL_URL": ",".join(place.urls)}
         elsewhere.pop("RANKCALL_BESIDE_COORDINATOR", None)
         return {
             "agent": Service("agent", "agent", elsewhere),
@@ -145,6 +145,11 @@ class Supervisor:
             CannotStart: when this replica is to serve from the start and its port is taken.
         """
         before = self.place
+        if isinstance(place, Place) and place.here and place.others and not _shares_a_store(self.environment):
+            raise CannotStart(
+                "RANKCALL_URL names several coordinators, which must share a PostgreSQL database: set RANKCALL_DATABASE_URL "
+                "to it (postgresql+psycopg://…), or leave one address in RANKCALL_URL"
+            )
         if isinstance(place, Place) and place.here and before is None:
             check_port(self._bind_address(), self.hints.port, self.times.port_wait_s)
         self.place = place
@@ -240,6 +245,11 @@ class Supervisor:
         kept = {process.id for pid in spared for process in descendants(pid)}
         below = [p.id for p in descendants(os.getpid()) if p.id.pid not in spared and p.id not in kept]
         return [*below, *(process for process in training_of(self.state) if process not in below)]
+
+
+def _shares_a_store(environment: Mapping[str, str]) -> bool:
+    """Told from the scheme alone: the supervisor loads no database."""
+    return environment.get("RANKCALL_DATABASE_URL", "").startswith(("postgresql", "postgres:"))
 
 
 def training_of(state: Path) -> list[ProcessId]:

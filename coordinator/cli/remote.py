@@ -19,27 +19,41 @@ from coordinator.core.views import (
     ReplicaPage,
     Submission,
 )
-from coordinator.core.whereabouts import BadHint, checked_url, speaks_tls, without_service_links
+from coordinator.core.whereabouts import BadHint, checked_urls, speaks_tls, without_service_links
 
 API = "/api/v1"
 # A submission carries up to 64 MiB of files over a home's uplink.
 _SUBMIT_TRANSFER_S = 600.0
 # The coordinator sends something (a comment at least) far more often than this.
 _FOLLOW_TRANSFER_S = 90.0
+_LOOK = Timeouts(connect_s=2.0, transfer_s=3.0)
 # What a proxy says for a coordinator that is away: a replica's own with the code SYS023, a platform's without one.
 _NOBODY_THERE = (502, 503, 504)
 
 
-def base_url(environment: Mapping[str, str] | None = None) -> str:
+def base_urls(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """RANKCALL_URL, else this machine's own port: every replica serves the coordinator's API there."""
     known = without_service_links(os.environ if environment is None else environment)
     url = known.get("RANKCALL_URL", "").strip()
     port = known.get("RANKCALL_PORT", "").strip() or "8000"
     try:
         scheme = "https" if speaks_tls(known) else "http"
-        return checked_url(url or f"{scheme}://127.0.0.1:{port}", "RANKCALL_URL")
+        return checked_urls(url or f"{scheme}://127.0.0.1:{port}", "RANKCALL_URL")
     except BadHint as error:
         raise Stop(Exit.USAGE, str(error)) from None
+
+
+def base_url(environment: Mapping[str, str] | None = None) -> str:
+    """Of several coordinator processes the first that answers; of one that one, whether it does or not."""
+    urls = base_urls(environment)
+    for url in urls[1:] and urls:
+        try:
+            with Client(url, timeouts=_LOOK) as client:
+                client.request("GET", "/healthz")
+            return url
+        except (Unreachable, ProblemAnswer, BadCertificate):
+            continue
+    return urls[0]
 
 
 @contextmanager
@@ -65,7 +79,7 @@ def stop_of(error: ProblemAnswer, what: str = "") -> Stop:
         return Stop(Exit.UNREACHABLE, f"Not authorised: {said}", hint=hint, findings=error.findings)
     if error.status == 404 and what:
         return Stop(Exit.NOT_FOUND, f"There is no {what}.", hint=problem.hint or "")
-    if error.status in _NOBODY_THERE and error.code in (None, "SYS023"):
+    if error.status in _NOBODY_THERE and error.code in (None, "SYS023", "SYS120"):
         return Stop(Exit.UNREACHABLE, said, hint=problem.hint or "")
     code = Exit.NOT_FOUND if error.status == 404 else Exit.FAILED
     if error.status in (400, 413, 422) and not error.findings:

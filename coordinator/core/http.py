@@ -50,12 +50,14 @@ class ProblemAnswer(Exception):
     """The service answered with an error status.
 
     Attributes:
+        url: the base URL of who answered.
         status: the HTTP status; `code`, `hint`, `findings` as in `views.Problem`.
         retry_after_s: what the service asked for, if it did.
     """
 
-    def __init__(self, problem: Problem, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, problem: Problem, *, retry_after_s: float | None = None, url: str = "") -> None:
         super().__init__(problem.detail or problem.title)
+        self.url = url
         self.problem = problem
         self.retry_after_s = retry_after_s
 
@@ -152,7 +154,7 @@ class Client:
                 headers=sent,
                 timeout=_timeout(self._timeouts, transfer_s),
             )
-        return _answer(response)
+        return _answer(response, self.base_url)
 
     @contextmanager
     def stream(
@@ -176,7 +178,7 @@ class Client:
             ) as response,
         ):
             if response.is_error:
-                raise _problem(response, response.read())
+                raise _problem(response, response.read(), self.base_url)
             yield response.headers, response.iter_bytes()
 
     def events(
@@ -204,7 +206,7 @@ class Client:
             ) as response,
         ):
             if response.is_error:
-                raise _problem(response, response.read())
+                raise _problem(response, response.read(), self.base_url)
             for event in EventSource(response).iter_sse():
                 yield ServerEvent(id=event.id, type=event.event, data=event.data)
 
@@ -265,7 +267,7 @@ class AsyncClient:
                 headers=sent,
                 timeout=_timeout(self._timeouts, transfer_s),
             )
-        return _answer(response)
+        return _answer(response, self.base_url)
 
     @asynccontextmanager
     async def stream(
@@ -287,7 +289,7 @@ class AsyncClient:
                 timeout=_timeout(self._timeouts, transfer_s),
             ) as response:
                 if response.is_error:
-                    raise _problem(response, await response.aread())
+                    raise _problem(response, await response.aread(), self.base_url)
                 yield response.headers, response.aiter_bytes()
 
     async def aclose(self) -> None:
@@ -347,24 +349,26 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _answer(response: httpx.Response) -> Answer:
+def _answer(response: httpx.Response, base_url: str) -> Answer:
     if response.is_error:
-        raise _problem(response, response.content)
+        raise _problem(response, response.content, base_url)
     if response.has_redirect_location:
         raise BadAnswer(str(response.url), f"it answers with a redirect to {response.headers['location']}")
     return Answer(str(response.url), response.status_code, response.headers, response.content)
 
 
-def _problem(response: httpx.Response, body: bytes) -> ProblemAnswer:
+def _problem(response: httpx.Response, body: bytes, origin: str) -> ProblemAnswer:
     retry_after = response.headers.get("retry-after", "")
     retry_after_s = float(retry_after) if retry_after.isdigit() else None
     if "json" in response.headers.get("content-type", ""):
         try:
             return ProblemAnswer(
-                Problem.model_validate_json(body[:_PROBLEM_LIMIT_BYTES]), retry_after_s=retry_after_s
+                Problem.model_validate_json(body[:_PROBLEM_LIMIT_BYTES]),
+                retry_after_s=retry_after_s,
+                url=origin,
             )
         except ValidationError:
             pass
     title = response.reason_phrase or f"HTTP {response.status_code}"
     plain = Problem(title=title, status=response.status_code, detail=f"{response.url.path}: {title}")
-    return ProblemAnswer(plain, retry_after_s=retry_after_s)
+    return ProblemAnswer(plain, retry_after_s=retry_after_s, url=origin)

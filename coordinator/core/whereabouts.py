@@ -38,7 +38,8 @@ class Hints:
     """What this replica was told about the others.
 
     Attributes:
-        url: RANKCALL_URL, without a trailing slash.
+        url: RANKCALL_URL, without a trailing slash; the first, where it names several coordinator processes that share
+            a PostgreSQL store, the `others` of which serve as well.
         peers: RANKCALL_PEERS in their order; the first is the master.
         shared_dir: RANKCALL_SHARED_DIR, a folder all replicas see.
         port: RANKCALL_PORT, where the coordinator, or a proxy of its page, listens.
@@ -54,15 +55,22 @@ class Hints:
     address: str | None = None
     nodes: int | None = None
     tls: bool = False
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the coordinator is. `here`: this replica runs it. `how` says what that was decided from."""
+    """Where the coordinator is. `here`: this replica runs it. `how` says what that was decided from. `others`: where
+    further processes of it are, each as good as the first."""
 
     url: str
     here: bool
     how: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +91,20 @@ def hints_of(environment: Mapping[str, str]) -> Hints:
     Raises:
         BadHint: for a port, number or URL that is none.
     """
-    url = environment.get("RANKCALL_URL", "").strip() or None
+    urls = checked_urls(environment.get("RANKCALL_URL", ""), "RANKCALL_URL")
     shared = environment.get("RANKCALL_SHARED_DIR", "").strip()
     port = _number(environment, "RANKCALL_PORT")
     if port is not None and port > 65535:
         raise BadHint(f"RANKCALL_PORT is {port}: a port is a number from 1 to 65535")
     return Hints(
-        url=None if url is None else checked_url(url, "RANKCALL_URL"),
+        url=urls[0] if urls else None,
         peers=parse_peers(environment.get("RANKCALL_PEERS", "")),
         shared_dir=Path(shared) if shared else None,
         port=port or DEFAULT_PORT,
         address=environment.get("RANKCALL_ADDRESS", "").strip() or None,
         nodes=_number(environment, "RANKCALL_NODES"),
         tls=speaks_tls(environment),
+        others=urls[1:],
     )
 
 
@@ -128,6 +137,18 @@ def checked_url(url: str, name: str) -> str:
     return text.rstrip("/")
 
 
+def checked_urls(text: str, name: str) -> tuple[str, ...]:
+    """Several of them, blanks or commas between."""
+    return tuple(checked_url(url, name) for url in re.split(r"[\s,]+", text) if url)
+
+
+def next_of(urls: tuple[str, ...], current: str, *, failed: bool) -> str:
+    """Which of several coordinator processes to speak to: the present one, or the one after it where that has failed."""
+    if current not in urls:
+        return urls[0]
+    return urls[(urls.index(current) + failed) % len(urls)]
+
+
 def parse_peers(text: str) -> tuple[Peer, ...]:
     """`10.0.0.4,10.0.0.5`, blanks or commas between, each with a port if need be (`[fd00::4]:8000`)."""
     return tuple(_peer(entry) for entry in re.split(r"[\s,]+", text) if entry)
@@ -151,6 +172,8 @@ def decide(hints: Hints, resolve: Resolve, is_own: IsOwn) -> Place | Undecided:
         resolve: a name's addresses, none when it cannot be resolved now.
         is_own: whether an address is one of this replica's.
     """
+    if hints.url is not None and hints.others:
+        return _by_urls(hints, (hints.url, *hints.others), resolve, is_own)
     if hints.url is not None:
         return _by_url(hints, hints.url, resolve, is_own)
     if hints.peers:
@@ -172,6 +195,15 @@ def _by_url(hints: Hints, url: str, resolve: Resolve, is_own: IsOwn) -> Place | 
     if any(is_own(address) for address in addresses):
         return Place(own_url(hints), here=True, how="RANKCALL_URL names this replica")
     return Place(url, here=False, how="RANKCALL_URL")
+
+
+def _by_urls(hints: Hints, urls: tuple[str, ...], resolve: Resolve, is_own: IsOwn) -> Place:
+    """Several: whoever owns the address of one of them runs it, and they agree among themselves which is active."""
+    for url in urls:
+        found = _by_url(hints, url, resolve, is_own)
+        if isinstance(found, Place) and found.here:
+            return Place(found.url, True, found.how, tuple(other for other in urls if other != url))
+    return Place(urls[0], False, "RANKCALL_URL", urls[1:])
 
 
 def _by_peers(hints: Hints, resolve: Resolve, is_own: IsOwn) -> Place | Undecided:

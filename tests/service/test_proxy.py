@@ -104,8 +104,8 @@ def origin() -> Origin:
 def proxied(origin: Origin) -> Iterator[str]:
     with served(origin) as url:
 
-        async def locate() -> str:
-            return url
+        async def locate() -> tuple[str, ...]:
+            return (url,)
 
         with served(Proxy(locate)) as proxy:
             yield proxy
@@ -174,8 +174,8 @@ def test_an_answer_to_head_has_no_body(proxied: str) -> None:
 def test_the_coordinators_api_and_events_work_through_a_replica(tmp_path: Path) -> None:
     with running(tmp_path) as coordinator:
 
-        async def locate() -> str:
-            return coordinator.url
+        async def locate() -> tuple[str, ...]:
+            return (coordinator.url,)
 
         with served(Proxy(locate)) as proxy, client(proxy) as visitor:
             assert visitor.get("/api/v1/jobs").status_code == 401
@@ -203,14 +203,14 @@ output_dir: ./outputs
 def test_a_coordinator_that_is_away_is_said_and_found_again_elsewhere(origin: Origin) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        places: list[str | Undecided] = [
+        places: list[tuple[str, ...] | Undecided] = [
             Undecided("nobody holds the lease"),
-            f"http://127.0.0.1:{unused.getsockname()[1]}",
+            (f"http://127.0.0.1:{unused.getsockname()[1]}",),
         ]
         with served(origin) as url:
 
-            async def locate() -> str | Undecided:
-                return places.pop(0) if places else url
+            async def locate() -> tuple[str, ...] | Undecided:
+                return places.pop(0) if places else (url,)
 
             with served(Proxy(locate)) as proxy, client(proxy) as visitor:
                 unknown = visitor.get("/api/v1/jobs")
@@ -222,6 +222,18 @@ def test_a_coordinator_that_is_away_is_said_and_found_again_elsewhere(origin: Or
                 assert "refused" in away.json()["detail"]
                 assert visitor.head("/").status_code == 418
     assert not places
+
+
+def test_of_several_coordinators_another_is_asked_when_one_does_not_answer(origin: Origin) -> None:
+    with socket.socket() as unused, served(origin) as url:
+        unused.bind(("127.0.0.1", 0))
+        away = f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+        async def locate() -> tuple[str, ...]:
+            return away, url
+
+        with served(Proxy(locate)) as proxy, client(proxy) as visitor:
+            assert [visitor.head("/").status_code for _ in range(3)] == [418] * 3
 
 
 def test_a_page_visitor_is_told_in_words(origin: Origin) -> None:
@@ -239,8 +251,8 @@ def test_a_page_visitor_is_told_in_words(origin: Origin) -> None:
 def test_a_proxy_that_is_sent_to_itself_does_not_go_round(tmp_path: Path) -> None:
     own: list[str] = []
 
-    async def locate() -> str:
-        return own[0]
+    async def locate() -> tuple[str, ...]:
+        return (own[0],)
 
     with served(Proxy(locate)) as proxy, client(proxy) as visitor:
         own.append(proxy)

@@ -15,6 +15,7 @@ from coordinator.core.whereabouts import (
     can_bind,
     decide,
     hints_of,
+    next_of,
     parse_peers,
     reachable_address,
     recogniser,
@@ -110,6 +111,26 @@ def test_an_url_that_names_this_replica_and_its_port_makes_it_the_master(
     place = look(Hints(url=url), own)
     assert isinstance(place, Place)
     assert place.here is here
+
+
+def test_each_replica_that_owns_one_of_several_urls_runs_a_coordinator_and_knows_the_others() -> None:
+    urls = "http://train-0.train:8000, train-1.train:8000"
+    hints = hints_of({"RANKCALL_URL": urls})
+    assert hints.others == ("http://train-1.train:8000",)
+    first, second, third = (look(hints, own) for own in ("10.0.0.4", "10.0.0.5", "10.0.0.6"))
+    assert isinstance(first, Place) and isinstance(second, Place) and isinstance(third, Place)
+    assert (first.here, first.others) == (True, ("http://train-1.train:8000",))
+    assert (second.here, second.others) == (True, ("http://train-0.train:8000",))
+    assert (third.here, third.urls) == (False, ("http://train-0.train:8000", "http://train-1.train:8000"))
+
+
+def test_of_several_coordinators_the_next_is_asked_only_where_the_present_one_has_failed() -> None:
+    urls = ("http://a", "http://b", "http://c")
+    assert next_of(urls, "", failed=False) == "http://a"
+    assert next_of(urls, "http://b", failed=False) == "http://b"
+    assert next_of(urls, "http://b", failed=True) == "http://c"
+    assert next_of(urls, "http://c", failed=True) == "http://a"
+    assert next_of(("http://a",), "http://a", failed=True) == "http://a"
 
 
 def test_hints_are_read_from_the_environment() -> None:
