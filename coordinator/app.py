@@ -47,6 +47,7 @@ from coordinator.settings import Settings
 from coordinator.store import Store, StoreError, is_server
 from coordinator.store.claim import claimed_store
 from coordinator.submissions import Submissions
+from coordinator.upkeep import Upkeep
 from coordinator.veils import Veils
 
 log = structlog.get_logger(__name__)
@@ -217,14 +218,16 @@ async def serving(settings: Settings, store: Store, meters: Meters, rates: Rates
         refusals=refusals,
         veils=veils,
     )
+    tidying = asyncio.create_task(Upkeep(store, broadcast, settings.keep).run(), name="upkeep")
     try:
         yield services
     finally:
         broadcast.close()
         roster.release_all()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        for task in (running, tidying):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         await refusals.close()
 
 

@@ -25,7 +25,9 @@ log = structlog.get_logger(__name__)
 # Ranks that keep a snapshot: rank 0 is usually the coordinator's own replica, so not that one alone.
 KEEPERS = 3
 # Of a job's row, what a snapshot leaves out: where it stands follows from its attempt, the rest is another store's.
-_NOT_KEPT = frozenset({"seq", "state", "stage", "verdict", "attempts", "cancel_requested", "retry_requested"})
+_NOT_KEPT = frozenset(
+    {"dropped_at", "seq", "state", "stage", "verdict", "attempts", "cancel_requested", "retry_requested"}
+)
 
 
 def snapshot_of(job: rows.Job, attempt: AttemptState) -> JobSnapshot:

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from coordinator.core.paths import Layout, state_dir
 from coordinator.core.tls import checked
+from coordinator.retention import DAY_S, Keep
 
 # Shorter secrets can be guessed over the network in days; they are refused, not only warned about.
 SHORTEST_TOKEN = 8
@@ -54,6 +55,8 @@ class Settings(BaseSettings):
         tls_cert, tls_key: PEM files to serve TLS with; None: plain HTTP.
         trusted_proxies: addresses or networks (comma separated) whose X-Forwarded-For, -Proto and -Host are believed;
             those of this machine always are.
+        keep_days: logs, figures and files of a job are kept so long after its end.
+        keep_gib: so much of them is kept of all jobs together; those that ended first lose theirs first.
         data_roots: absolute paths a submission may name lie under these (`:` separated).
     """
 
@@ -72,6 +75,8 @@ class Settings(BaseSettings):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
+    keep_days: float = Field(default=90.0, gt=0)
+    keep_gib: float = Field(default=10.0, gt=0)
     data_roots: Annotated[tuple[str, ...], NoDecode] = ()
 
     @field_validator("allowed_hosts", "trusted_proxies", mode="before")
@@ -146,6 +151,10 @@ class Settings(BaseSettings):
     @property
     def store_url(self) -> str:
         return self.database_url or f"sqlite:///{Layout(self.state_dir).database}"
+
+    @property
+    def keep(self) -> Keep:
+        return Keep(self.keep_days * DAY_S, int(self.keep_gib * (1 << 30)))
 
     @classmethod
     def from_environment(cls) -> Settings:

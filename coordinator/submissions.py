@@ -196,6 +196,8 @@ class Submissions:
                 raise problem(
                     409, "SYS106", f"Job {job_id} is {row.state}; only one that has ended can be tried again."
                 )
+            if row.dropped_at is not None and row.bundle_sha256 is not None:
+                raise problem(409, "SYS121", f"The files of job {job_id} are kept no more; submit it again.")
             queries.update_job(
                 c,
                 job_id,

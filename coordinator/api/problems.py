@@ -26,7 +26,7 @@ _WHEN: Mapping[int, str] = {
     403: "Known, but not allowed to do this; or sent by a browser for another site",
     404: "No such thing",
     409: "Not possible in the present state, or stale",
-    410: "Nobody waits for this any more",
+    410: "Nobody waits for this any more, or it is kept no longer",
     413: "The body is too large",
     416: "The range is beyond the end of the file",
     429: "Too many wrong tokens from this address, or requests without one",

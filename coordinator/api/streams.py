@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
@@ -16,6 +17,7 @@ from coordinator.api.routing import Guarded
 from coordinator.api.services import Services, ServicesDep
 from coordinator.api.sse import Cursor, Streamed, event_stream
 from coordinator.attempt import AttemptState
+from coordinator.core.problem import problem
 from coordinator.core.views import TERMINAL_STATES, StreamInfo, StreamPage
 from coordinator.store import queries, rows, streams
 from coordinator.views_of import attempt_of
@@ -130,7 +132,7 @@ async def written(job_id: JobId, services: ServicesDep) -> Response:
             "content": {TEXT: {"schema": {"type": "string"}, "example": "{'loss': 1.207, 'epoch': 1.0}\n"}},
             "headers": _STREAM_HEADERS,
         },
-        **responses(404, 422),
+        **responses(404, 410, 422),
     },
 )
 async def logs(
@@ -159,6 +161,7 @@ async def logs(
     headers = {}
     if place is not None:
         state, replica_id = place
+        await _still_kept(services, job_id, state)
         size = await services.store.read(lambda c: streams.size(c, state.id, replica_id, stream))
         start = max(0, size + offset) if offset < 0 else offset
         headers["X-Rankcall-Attempt"] = str(state.number)
@@ -230,6 +233,17 @@ async def _place(
     if seat is None:
         raise no_such("rank", str(rank))
     return state, seat.replica_id
+
+
+async def _still_kept(services: Services, job_id: str, state: AttemptState) -> None:
+    """
+    Raises:
+        ProblemError: 410 where the attempt's streams were dropped.
+    """
+    row = await services.store.read(lambda c: queries.job(c, job_id))
+    if row is not None and row.dropped_at is not None and state.created_at < row.dropped_at:
+        on = datetime.fromtimestamp(row.dropped_at, UTC).date()
+        raise problem(410, "SYS121", f"The log of job {job_id} was dropped on {on}.")
 
 
 async def _ended(services: Services, job_id: str) -> bool:

@@ -108,6 +108,8 @@ def use_write_ahead_log(url: URL) -> None:
     if url.get_backend_name() != "sqlite":
         return
     with _sqlite_alone(url) as connection:
+        # Of a new file only: room that is used no more can be given back to the disk (`queries/kept.py`).
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreError(

@@ -159,4 +159,11 @@ ENTRIES: tuple[Entry, ...] = (
         "Nothing to do if it passes. If it stays: look at the processes' logs, whether they reach their store, and each "
         "other at the address that RANKCALL_ADDRESS and RANKCALL_PORT say.",
     ),
+    _entry(
+        "SYS121",
+        "kept no more",
+        "The logs, figures and files of this job were dropped from the coordinator's store.",
+        "What is kept of ended jobs is bounded by RANKCALL_KEEP_DAYS and RANKCALL_KEEP_GIB.",
+        "Submit the job again. The replicas that trained it may still have its log in their RANKCALL_STATE_DIR.",
+    ),
 )

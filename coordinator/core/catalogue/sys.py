@@ -141,6 +141,17 @@ ENTRIES: tuple[Entry, ...] = (
         "rankcall's: please report it with the evidence.",
     ),
     Entry(
+        code="SYS033",
+        title="A job's logs are kept no more",
+        severity="note",
+        what="The job ended long ago, or younger jobs needed the room: its logs, figures and files were dropped from the "
+        "coordinator's store.",
+        why="A disk is finite. What is kept is bounded by RANKCALL_KEEP_DAYS and RANKCALL_KEEP_GIB; those that ended first "
+        "go first, and nothing of a job that has not ended. Its attempts, findings and verdict stay.",
+        fix="Nothing to do. The model lies on the replica that trained it; set RANKCALL_KEEP_DAYS or RANKCALL_KEEP_GIB to "
+        "keep more of later jobs.",
+    ),
+    Entry(
         code="SYS029",
         title="A setting cannot be understood",
         severity="error",

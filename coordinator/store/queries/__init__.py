@@ -25,6 +25,14 @@ from coordinator.store.queries.jobs import (
     open_jobs,
     update_job,
 )
+from coordinator.store.queries.kept import (
+    drop_events,
+    drop_lists,
+    drop_piece,
+    give_back,
+    mark_dropped,
+    weights,
+)
 from coordinator.store.queries.lease import beat_lease, check_epoch, lease, release_lease, take_lease
 from coordinator.store.queries.records import (
     artifact,
@@ -60,12 +68,16 @@ __all__ = [
     "beat_lease",
     "bundle",
     "check_epoch",
+    "drop_events",
+    "drop_lists",
+    "drop_piece",
     "end_session",
     "events_after",
     "events_of",
     "events_page",
     "findings_after",
     "findings_of",
+    "give_back",
     "insert_attempt",
     "insert_event",
     "insert_findings",
@@ -79,6 +91,7 @@ __all__ = [
     "last_event_id",
     "last_metric_id",
     "lease",
+    "mark_dropped",
     "metrics_after",
     "newest_metrics",
     "open_attempts",
@@ -96,4 +109,5 @@ __all__ = [
     "update_job",
     "upsert_replica",
     "upsert_task",
+    "weights",
 ]
