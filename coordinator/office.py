@@ -175,8 +175,9 @@ class SharedOffice:
         if held is None:
             return
         try:
-            await self._store.write(lambda c: queries.release_lease(c, held.epoch))
-        except StoreError as error:
+            async with asyncio.timeout(self._times.beat_s):
+                await self._store.write(lambda c: queries.release_lease(c, held.epoch))
+        except (StoreError, TimeoutError) as error:
             log.warning("the lease could not be given back; it runs out by itself", why=str(error))
         self._held = None
 
