@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from agent.discovery import locate
 from coordinator.core import tls
-from coordinator.core.forward import CannotForward, Forwarder, Receive, Scope, Send, end_to_end
+from coordinator.core.forward import BrokenOff, CannotForward, Forwarder, Receive, Scope, Send, end_to_end
 from coordinator.core.whereabouts import (
     BadHint,
     Hints,
@@ -75,6 +75,8 @@ class Proxy:
             try:
                 await self._forwarder.pass_on(url, scope, receive, send, headers)
                 return
+            except BrokenOff:
+                return  # the server closes a connection whose answer is not whole
             except CannotForward as error:
                 # The others first from now on; and where it is the only one, it may have moved.
                 self._urls = (*urls[position + 1 :], *urls[: position + 1]) if len(urls) > 1 else ()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.peers import FORWARDED_HOST
 from coordinator.core.clock import monotonic_s
-from coordinator.core.forward import CannotForward, Forwarder, end_to_end
+from coordinator.core.forward import BrokenOff, CannotForward, Forwarder, end_to_end
 from coordinator.core.problem import ProblemError, problem
 from coordinator.core.tls import verification
 from coordinator.core.views import Health
@@ -79,6 +79,8 @@ class Elsewhere:
                 try:
                     await self._pass_on(office, lease, scope, receive, send)
                     return
+                except BrokenOff as fault:
+                    raise _nobody(f"The coordinator process at {lease.url} broke off: {fault}.") from None
                 except CannotForward as fault:
                     why = f"The active coordinator process at {lease.url} cannot be reached: {fault}."
                     if not fault.untouched:

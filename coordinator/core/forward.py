@@ -51,6 +51,10 @@ class CannotForward(Exception):
         self.untouched = untouched
 
 
+class BrokenOff(Exception):
+    """The answer had begun, and its end is missing: the visitor must see that, too."""
+
+
 class Forwarder:
     """Passes requests on to wherever each is to go.
 
@@ -75,7 +79,8 @@ class Forwarder:
             headers: what to send as the request's headers.
 
         Raises:
-            CannotForward: before an answer has begun. One that breaks off later ends the visitor's too.
+            CannotForward: before an answer has begun.
+            BrokenOff: in the middle of one; the caller ends the visitor's connection by not completing it.
         """
         request = self._request(url, scope, receive, headers)
         try:
@@ -85,6 +90,8 @@ class Forwarder:
             raise CannotForward(_words(error), untouched=untouched) from error
         try:
             await _answer(response, receive, send, head=scope["method"] == "HEAD")
+        except httpx.HTTPError as error:
+            raise BrokenOff(_words(error)) from error
         finally:
             await response.aclose()
 

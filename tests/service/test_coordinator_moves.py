@@ -24,12 +24,12 @@ from serving import CONFIG, TOKEN
 from simulated_agent import Agent
 from test_api_process import environment, refused
 
-from coordinator.core.protocol import Append, ProgressRecord, Stage
+from coordinator.core.protocol import Append, Facts, ProgressRecord, Stage
 from coordinator.office import SharedOffice
 from coordinator.store import Fenced, Store, queries, streams
 from coordinator.tenure import TenureTimes
 
-PATIENCE_S = 60.0
+PATIENCE_S = 40.0
 # From the death of the active process to the first answer of another.
 TAKEOVER_S = 10.0
 
@@ -189,7 +189,7 @@ class Training:
         for agent in self.agents:
             agent.hold = frozenset({Stage.TRAIN})
             agent.register().raise_for_status()
-            agent.report()
+            agent.report(facts=Facts(packages={"torch": "2.13.0"}, python="3.11", torch_ready=True))
         with asked.client() as client:
             made = client.post("/jobs", json={"config": CONFIG, "gpus_per_node": 0})
             self.job_id = str(made.raise_for_status().json()["id"])

@@ -93,6 +93,8 @@ def give_back(c: Connection) -> bool:
     # A file from before this was thought of keeps its pages, and uses them again.
     if not free or not free[0] or driver.execute(c, "PRAGMA auto_vacuum", ()).fetchone() != (2,):
         return False
-    for _ in range(min(PIECE_PAGES, free[0])):  # Python's driver takes one step of a pragma, and each step is a page
+    for _ in range(
+        min(PIECE_PAGES, free[0])
+    ):  # Python's driver takes one step of a pragma, and each step is a page
         driver.execute(c, "PRAGMA incremental_vacuum(1)", ())
     return bool(free[0] > PIECE_PAGES)
