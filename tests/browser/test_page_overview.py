@@ -49,6 +49,27 @@ def test_replicas_appear_as_they_register_and_the_missing_one_is_said(
     expect(row).to_contain_text("2.9.1+cu130")
 
 
+def test_who_did_what_is_listed_when_it_is_opened(guarded: Coordinator, open_page: Open) -> None:
+    with guarded.client("wrong-token-of-somebody") as stranger:
+        assert stranger.post("/api/v1/jobs/7f3a91c2/cancel").status_code == 401
+    with guarded.client() as client:
+        client.post("/api/v1/jobs/7f3a91c2/cancel").raise_for_status()
+    page = open_page(f"{guarded.url}/sign-in")
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.locator(".job")).to_have_count(1)
+    page.get_by_text("Who did what").click()
+    events = page.locator("li.event")
+    expect(events.filter(has_text="asked to cancel a job 7f3a91c2")).to_contain_text("admin@127.0.0.1")
+    expect(events.filter(has_text="was turned away")).to_contain_text(
+        "POST /api/v1/jobs/{job_id}/cancel (401)"
+    )
+    expect(events.filter(has_text="signed in")).to_have_count(1)
+    with guarded.client() as client:
+        client.post("/api/v1/session", json={"token": TOKEN}).raise_for_status()
+    expect(events.filter(has_text="signed in")).to_have_count(2, timeout=10_000)
+
+
 def test_a_submitted_job_appears_and_leads_to_its_page(coordinator: Coordinator, open_page: Open) -> None:
     page = open_page(coordinator.url)
     expect(page.locator("#link")).to_have_text("live")

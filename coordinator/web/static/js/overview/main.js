@@ -6,6 +6,7 @@ import { everySecond, live, paced } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
 import { api } from "../shared/site.js";
 import { healed, say, showLink, signedIn, top } from "../shared/top.js";
+import { audit } from "./audit.js";
 import { jobRows, noJobs } from "./jobs.js";
 import { headline } from "./headline.js";
 
@@ -82,6 +83,7 @@ async function begin() {
     },
   );
   everySecond(showJobs);
+  audit(place("audit"));
   place("jobs").addEventListener("click", (event) => {
     if (event.target.closest("[data-do=more]")) moreJobs();
   });
