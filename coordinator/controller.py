@@ -268,10 +268,15 @@ class Controller:
         running = [attempt for attempt in self._attempts.values() if is_training(attempt)]
         self._watch.keep(attempt.id for attempt in running)
         quiet_s = {job.id: job.deadlines.train_quiet_s for job in jobs}
+        known = {attempt.id: self._watch.heard_up_to(attempt.id) for attempt in running}
+        newest = await self._store.read(
+            lambda c: {a: queries.newest_metrics(c, a, after) for a, after in known.items()}
+        )
         found = {}
         for attempt in running:
-            newest = await self._store.read(lambda c, a=attempt.id: queries.newest_metrics(c, a))  # type: ignore[misc]
-            words = [(metric.id, ProgressRecord.model_validate(metric.record)) for metric in newest]
+            words = [
+                (metric.id, ProgressRecord.model_validate(metric.record)) for metric in newest[attempt.id]
+            ]
             window_s = quiet_s.get(attempt.job_id) or THRESHOLDS.window_s
             found[attempt.id] = self._watch.look(
                 attempt, self._heard(attempt), words, now_s, replace(THRESHOLDS, window_s=window_s)

@@ -50,6 +50,11 @@ class Watch:
         for attempt_id in self._trainings.keys() - wanted:
             del self._trainings[attempt_id]
 
+    def heard_up_to(self, attempt_id: str) -> int:
+        """The id of the last word that was taken in: what has a lower one need not be read again."""
+        training = self._trainings.get(attempt_id)
+        return max(training.last_word.values(), default=0) if training is not None else 0
+
     def look(
         self,
         attempt: AttemptState,
