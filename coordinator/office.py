@@ -21,7 +21,7 @@ from typing import Protocol
 import structlog
 from sqlalchemy import Connection
 
-from coordinator.core.clock import monotonic_s
+from coordinator.core.clock import monotonic_s, now_at
 from coordinator.role import holder_name
 from coordinator.store import Fenced, Store, StoreError, queries, streams
 from coordinator.store.rows import Lease
@@ -83,6 +83,18 @@ class OnlyOffice:
         return False
 
 
+def _taken(c: Connection, lease: Lease) -> None:
+    """The first write of an epoch: what another process has written meanwhile is looked up anew."""
+    streams.forget_sizes(c)
+    queries.insert_event(
+        c,
+        at=now_at(),
+        actor=f"coordinator@{lease.url}",
+        action="coordinator.active",
+        detail={"epoch": lease.epoch, "name": lease.url},
+    )
+
+
 class SharedOffice:
     """One process's part in who is the active one.
 
@@ -135,7 +147,7 @@ class SharedOffice:
         ):
             return False
         self._held, self._confirmed_s = new, now_s
-        await self._store.write(streams.forget_sizes)
+        await self._store.write(lambda c: _taken(c, new))
         log.info("this coordinator process is the active one now", epoch=new.epoch, url=self._url)
         return True
 

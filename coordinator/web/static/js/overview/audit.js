@@ -20,6 +20,7 @@ const WORDS = {
   "job.cancelled": "cancelled a job",
   "job.taken_up": "took a job up again",
   "job.dropped": "dropped the logs of a job",
+  "coordinator.active": "became the active coordinator",
   "preflight.submitted": "asked for a preflight",
   "replica.registered": "registered",
   "session.started": "signed in",
