@@ -142,9 +142,7 @@ class SharedOffice:
         if not may_take(self._sighting, self._holder, now_s, self._times):
             return False
         new = following(found, self._holder, self._url, secrets.token_urlsafe(SECRET_BYTES))
-        if not await asyncio.to_thread(
-            self._store.write_unfenced, lambda c: queries.take_lease(c, found, new)
-        ):
+        if not await asyncio.to_thread(self._store.seize, lambda c: queries.take_lease(c, found, new)):
             return False
         self._held, self._confirmed_s = new, now_s
         await self._store.write(lambda c: _taken(c, new))

@@ -23,6 +23,8 @@ from coordinator.store.errors import StoreError
 
 # How long a writer waits for another process's transaction: long enough for a coordinator that is just ending.
 LOCK_WAIT_S = 30.0
+# How long who takes the lease over waits for a transaction of the process it takes it from.
+SEIZE_WAIT_S = 1.0
 CONNECT_S = 5
 # A connection whose other side does not acknowledge for so long is dead, on both sides; between two probes of it.
 SILENT_SERVER_S = 5
@@ -32,6 +34,11 @@ IDLE_IN_TRANSACTION_S = 4.0
 READERS = 4
 # "rank" in ASCII; any number serves, as long as every release takes the same.
 _ADVISORY_LOCK = 0x72616E6B
+_END_OTHER_WRITERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = 0 AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid() "
+    f"AND objid = {_ADVISORY_LOCK}"
+)
 
 _SQLITE_SETTINGS = (
     # The log is synced at each commit: a group costs one fsync and survives the loss of power.
@@ -74,6 +81,12 @@ def writing(url: URL, lock_wait_s: float = LOCK_WAIT_S) -> Engine:
             lambda c: c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"),
         )
     return engine
+
+
+def end_other_writers(url: URL) -> None:
+    """End the connection whose transaction excludes all others, on a PostgreSQL server."""
+    with _engine(url, SEIZE_WAIT_S, read_only=False, poolclass=NullPool).connect() as c:
+        c.exec_driver_sql(_END_OTHER_WRITERS)
 
 
 def reading(url: URL, lock_wait_s: float = LOCK_WAIT_S) -> Engine:

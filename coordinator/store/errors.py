@@ -97,6 +97,11 @@ def is_database_error(error: BaseException) -> bool:
     return isinstance(error, SQLAlchemyError | sqlite3.Error) or type(error).__module__.startswith("psycopg")
 
 
+def is_lock_timeout(error: DBAPIError) -> bool:
+    """Whether PostgreSQL has waited long enough for another transaction (its code for that is 55P03)."""
+    return getattr(error.orig, "sqlstate", None) == "55P03"
+
+
 def explain(error: BaseException, url: URL) -> BaseException:
     """A database's exception as a `StoreError`; any other exception as it is."""
     if not is_database_error(error):

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from coordinator.store import engine, migrations
-from coordinator.store.errors import StoreClosed, explain, name_of
+from coordinator.store.errors import StoreClosed, explain, is_lock_timeout, name_of
 from coordinator.store.writer import Figures, Waiting, Writer
 
 T = TypeVar("T")
@@ -61,16 +62,28 @@ class Store:
         """From now on `check` looks at each write transaction before its operations do, and may raise."""
         self._writer.fence = check
 
-    def write_unfenced(self, operation: Callable[[Connection], T]) -> T:
-        """Run the operation in a transaction of its own, in this thread, whatever the fence says."""
+    def seize(self, operation: Callable[[Connection], T]) -> T:
+        """Run the operation in a transaction of its own, in this thread, whatever the fence says, and though another
+        process was frozen in the middle of a transaction: its connection is ended. PostgreSQL only.
+        """
+        seizing = engine.writing(self.url, engine.SEIZE_WAIT_S)
         try:
-            with self._writer.engine.connect() as c, c.begin():
+            try:
+                with seizing.connect() as c, c.begin():
+                    return operation(c)
+            except DBAPIError as error:
+                if not is_lock_timeout(error):
+                    raise
+            engine.end_other_writers(self.url)
+            with seizing.connect() as c, c.begin():
                 return operation(c)
         except Exception as error:
             told = explain(error, self.url)
             if told is error:
                 raise
             raise told from error
+        finally:
+            seizing.dispose()
 
     async def write(self, operation: Callable[[Connection], T]) -> T:
         """Run the operation in the writer's next group; returns after its commit."""

@@ -22,11 +22,12 @@ from cable import Cable
 from postgresql import Server
 from serving import CONFIG, TOKEN
 from simulated_agent import Agent
+from sqlalchemy import Connection
 from test_api_process import environment, refused
 
 from coordinator.core.protocol import Append, Facts, ProgressRecord, Stage
 from coordinator.office import SharedOffice
-from coordinator.store import Fenced, Store, queries, streams
+from coordinator.store import Fenced, Store, StoreError, queries, streams
 from coordinator.tenure import TenureTimes
 
 PATIENCE_S = 40.0
@@ -391,6 +392,50 @@ def test_what_an_earlier_epoch_writes_is_refused_inside_its_transaction(postgres
     assert kept[0] == b"before after" and kept[1] is not None and kept[1].epoch == 2
     first.close()
     second.close()
+
+
+def test_a_lease_is_taken_though_its_holder_was_frozen_in_the_middle_of_a_transaction(
+    postgresql: Server,
+) -> None:
+    url = postgresql.database()
+    frozen, other = Store.open(url), Store.open(url)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def stand_still(c: Connection) -> None:
+        streams.append(c, "a-1", "r-1", "s", 0, b"never committed")
+        inside.set()
+        go_on.wait(PATIENCE_S)
+
+    writing = threading.Thread(target=lambda: refusals.append(failure_of(frozen, stand_still)))
+    refusals: list[BaseException | None] = []
+
+    async def take_over() -> float:
+        times = TenureTimes(stale_s=0.1)
+        assert await SharedOffice(frozen, "a", "http://a", times).look()
+        theirs = SharedOffice(other, "b", "http://b", times)
+        assert not await theirs.look()
+        writing.start()
+        inside.wait(PATIENCE_S)
+        await asyncio.sleep(0.2)
+        began_s = time.monotonic()
+        assert await theirs.look()
+        return time.monotonic() - began_s
+
+    assert asyncio.run(take_over()) < 3.5  # before the server itself ends a transaction that stands still
+    go_on.set()
+    writing.join(PATIENCE_S)
+    assert isinstance(refusals[0], Fenced)
+    assert frozen.read_now(lambda c: streams.size(c, "a-1", "r-1", "s")) == 0
+    frozen.close()
+    other.close()
+
+
+def failure_of(store: Store, operation: Callable[[Connection], object]) -> BaseException | None:
+    try:
+        store.write_now(operation)
+    except StoreError as error:
+        return error
+    return None
 
 
 def test_a_second_coordinator_on_an_sqlite_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
