@@ -35,9 +35,9 @@ READERS = 4
 # "rank" in ASCII; any number serves, as long as every release takes the same.
 _ADVISORY_LOCK = 0x72616E6B
 _END_OTHER_WRITERS = (
-    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = 0 AND objsubid = 1 "
-    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid() "
-    f"AND objid = {_ADVISORY_LOCK}"
+    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = 0 "
+    "AND objid = %(lock)s AND objsubid = 1 AND pid <> pg_backend_pid() "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 
 _SQLITE_SETTINGS = (
@@ -86,7 +86,7 @@ def writing(url: URL, lock_wait_s: float = LOCK_WAIT_S) -> Engine:
 def end_other_writers(url: URL) -> None:
     """End the connection whose transaction excludes all others, on a PostgreSQL server."""
     with _engine(url, SEIZE_WAIT_S, read_only=False, poolclass=NullPool).connect() as c:
-        c.exec_driver_sql(_END_OTHER_WRITERS)
+        c.exec_driver_sql(_END_OTHER_WRITERS, {"lock": _ADVISORY_LOCK})
 
 
 def reading(url: URL, lock_wait_s: float = LOCK_WAIT_S) -> Engine:
