@@ -131,7 +131,8 @@ def _of_accelerate(accelerate: SubmittedFile | None) -> tuple[Reference, ...]:
     section = values.get("deepspeed_config")
     named = section.get("deepspeed_config_file") if isinstance(section, Mapping) else None
     key = f"{accelerate.name}: deepspeed_config.deepspeed_config_file"
-    return (Reference(key, named, must_exist=True),) if isinstance(named, str) else ()
+    # As in the config itself: where there is no such file it may be one of Axolotl's presets.
+    return (Reference(key, named, must_exist=False),) if isinstance(named, str) else ()
 
 
 def read_text(path: Path, what: str) -> str:

@@ -32,6 +32,19 @@ lora_target_linear: true
 output_dir: ./outputs
 deepspeed: zero2.json
 """
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_machines: 2
+num_processes: 2
+machine_rank: 0
+main_process_ip: 10.0.0.4
+main_process_port: 29500
+deepspeed_config:
+  deepspeed_config_file: deepspeed_configs/zero2.json
+  deepspeed_multinode_launcher: standard
+  zero3_init_flag: false
+"""
 DEEPSPEED = {
     "zero_optimization": {"stage": 2},
     "bf16": {"enabled": "auto"},
@@ -167,6 +180,19 @@ def test_render_prints_one_rank_as_json(shell: Shell) -> None:
     (view,) = json.loads(ran.out)
     assert view["rank"] == 1
     assert {file["path"] for file in view["files"]} >= {"accelerate.yaml", "axolotl.yaml", "deepspeed.json"}
+
+
+def test_a_preset_that_an_accelerate_file_names_is_rendered_as_it_is_checked(shell: Shell) -> None:
+    (shell.folder / "config.yml").write_text(CONFIG.replace("deepspeed: zero2.json\n", ""))
+    (shell.folder / "acc.yaml").write_text(ACCELERATE)
+    brought = ("config.yml", "--nodes", "2", "--accelerate", "acc.yaml")
+    checked = shell.run("check", *brought, "--json")
+    assert checked.code == 0, checked.out
+    ran = shell.run("render", *brought, "--master-addr", "10.0.0.4", "--rank", "0", "--json")
+    assert ran.code == 0, ran.err
+    (view,) = json.loads(ran.out)
+    (written,) = (file["content"] for file in view["files"] if file["path"] == "deepspeed.json")
+    assert json.loads(written)["zero_optimization"]["stage"] == 2
 
 
 def test_every_code_is_explained(shell: Shell) -> None:
