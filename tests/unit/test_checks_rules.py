@@ -475,10 +475,12 @@ def test_every_code_about_submissions_is_tried_here_or_beside() -> None:
 
 def test_every_code_says_what_why_and_what_to_do() -> None:
     for code, entry in CODES.items():
-        if code.startswith("CFG"):
-            assert entry.title and entry.what.endswith(".") and entry.why.endswith((".", "config")), code
-            assert entry.fix, code
-            assert bool(entry.bad) == bool(entry.good), code
+        assert entry.title and entry.what and entry.why and entry.fix, code
+        assert bool(entry.bad) == bool(entry.good) and (not entry.bad or entry.bad != entry.good), code
+
+
+def test_every_code_about_a_submission_shows_an_example_of_each() -> None:
+    assert not [code for code, entry in CODES.items() if code.startswith("CFG") and not entry.bad]
 
 
 def test_an_error_that_is_allowed_by_name_is_a_warning() -> None:

@@ -22,6 +22,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The dataset has fewer rows than micro batch × accumulation × processes.",
         "A rank without a single row hangs or fails; less than one step trains nothing.",
         "Use fewer replicas, a smaller batch, or more data.",
+        bad="# 6 rows, 2 processes\nmicro_batch_size: 4\ngradient_accumulation_steps: 4",
+        good="# 6 rows, 2 processes\nmicro_batch_size: 1\ngradient_accumulation_steps: 1",
     ),
     Entry(
         "CFG505",
@@ -90,6 +92,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The Axolotl config has a key that the Axolotl we know does not have, nor any like it.",
         "Axolotl drops unknown keys without a word; a newer Axolotl in your image may know it.",
         "Remove it if you can.",
+        bad="my_own_note: first try\nlearning_rate: 2e-4",
+        good="# first try\nlearning_rate: 2e-4",
     ),
     Entry(
         "CFG603",
@@ -128,6 +132,15 @@ ENTRIES: tuple[Entry, ...] = (
         "The config lacks something that Axolotl cannot do without.",
         "Axolotl ends while it reads the config.",
         "Add it.",
+        bad="datasets:\n  - {path: train.jsonl, type: alpaca}",
+        good=(
+            "base_model: NousResearch/Llama-3.2-1B\n"
+            "datasets:\n"
+            "  - {path: train.jsonl, type: alpaca}\n"
+            "micro_batch_size: 2\n"
+            "gradient_accumulation_steps: 4\n"
+            "learning_rate: 2e-4"
+        ),
     ),
     Entry(
         "CFG607",
@@ -186,6 +199,8 @@ ENTRIES: tuple[Entry, ...] = (
         "An adapter without `lora_r` or `lora_alpha`.",
         "They have no default: PEFT ends after the model has been loaded.",
         "Write both, for instance 16 and 32.",
+        bad="adapter: lora\nlora_target_linear: true",
+        good="adapter: lora\nlora_target_linear: true\nlora_r: 16\nlora_alpha: 32",
     ),
     Entry(
         "CFG615",
@@ -204,6 +219,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Axolotl's own schema, asked in a process of its own, does not accept the config.",
         "It would say so on every replica, after it has been started.",
         "Do what Axolotl's message says.",
+        bad="# --deep --gpu 'NVIDIA A100-SXM4-80GB', which has no fp8\nfp8: true",
+        good="bf16: true",
     ),
     Entry(
         "CFG902",
@@ -212,6 +229,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Axolotl is not installed where the check runs, or did not answer in time.",
         "Only rankcall's own rules have been asked; Axolotl is asked again before training starts.",
         "Run the check with an interpreter that has Axolotl: RANKCALL_PYTHON.",
+        bad="rankcall check config.yml --deep  # where there is no Axolotl",
+        good="RANKCALL_PYTHON=/opt/axolotl/bin/python rankcall check config.yml --deep",
     ),
     Entry(
         "CFG903",
@@ -220,5 +239,7 @@ ENTRIES: tuple[Entry, ...] = (
         "Axolotl accepts the config and has something to say about it.",
         "It would stand in the training's log, where nobody looks.",
         "Read it.",
+        bad="# Axolotl switches LoRA kernels on by itself, and says so\nadapter: lora",
+        good="adapter: lora\nlora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true",
     ),
 )

@@ -52,6 +52,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The file is empty, or holds a list or plain text.",
         "A config is lines of `key: value`.",
         "Bring the config file itself.",
+        bad="- base_model: NousResearch/Llama-3.2-1B\n- adapter: lora",
+        good="base_model: NousResearch/Llama-3.2-1B\nadapter: lora",
     ),
     Entry(
         "CFG006",
@@ -60,6 +62,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The document is nested too deeply, holds too many values, or expands to too many through its anchors.",
         "No config is like that; reading it would take memory and time from everybody.",
         "Bring the config file itself; data belongs in a dataset.",
+        bad="datasets:\n  - {path: a, text: [… 300,000 lines of data …]}",
+        good="datasets:\n  - {path: train.jsonl, type: alpaca}",
     ),
     Entry(
         "CFG007",
@@ -68,6 +72,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The file holds bytes that are no UTF-8, or characters that cannot be printed.",
         "The readers refuse it, or read other characters than you see.",
         "Save it as UTF-8 without control characters.",
+        bad="lora_dropout: 0.05  # gewählt, saved as Latin-1",
+        good="lora_dropout: 0.05  # gewählt, saved as UTF-8",
     ),
     Entry(
         "CFG008",
@@ -86,6 +92,8 @@ ENTRIES: tuple[Entry, ...] = (
         "A line `---` begins another document in the same file.",
         "Axolotl and accelerate refuse a file of two documents.",
         "Keep one document to a file.",
+        bad="base_model: NousResearch/Llama-3.2-1B\n---\nadapter: lora",
+        good="base_model: NousResearch/Llama-3.2-1B\nadapter: lora",
     ),
     Entry(
         "CFG010",
@@ -125,6 +133,8 @@ ENTRIES: tuple[Entry, ...] = (
         "A dataset path names a file that is not there.",
         "Training would end while it prepares its data.",
         "Correct the path, or put the file where it says.",
+        bad="datasets:\n  - {path: data/trian.jsonl, type: alpaca}",
+        good="datasets:\n  - {path: data/train.jsonl, type: alpaca}",
     ),
     Entry(
         "CFG022",
@@ -133,6 +143,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The config names a folder or file of your own that is not there.",
         "A path that is not found is taken for a name on the hub, and the error then speaks of the hub.",
         "Correct the path, or put it where it says.",
+        bad="base_model: ./models/llama  # there is no such folder",
+        good="base_model: /data/models/llama",
     ),
     Entry(
         "CFG023",
@@ -151,6 +163,8 @@ ENTRIES: tuple[Entry, ...] = (
         "An absolute path lies outside RANKCALL_DATA_ROOTS of the replicas.",
         "A submission may read only what the owner of the replicas has opened.",
         "Put the data under one of these folders, or beside the config; or add the folder to RANKCALL_DATA_ROOTS.",
+        bad="# RANKCALL_DATA_ROOTS=/data\ndatasets:\n  - {path: /home/me/train.jsonl, type: alpaca}",
+        good="datasets:\n  - {path: /data/train.jsonl, type: alpaca}",
     ),
     Entry(
         "CFG025",
@@ -159,5 +173,7 @@ ENTRIES: tuple[Entry, ...] = (
         "A relative path climbs out of the config's folder.",
         "Only what lies beside the config or below it travels with a submission.",
         "Move the file beside the config, or name it by an absolute path that the replicas have.",
+        bad="datasets:\n  - {path: ../data/train.jsonl, type: alpaca}",
+        good="datasets:\n  - {path: data/train.jsonl, type: alpaca}",
     ),
 )

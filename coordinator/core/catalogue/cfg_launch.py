@@ -125,6 +125,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`rdzv_backend`, `same_network` or `enable_cpu_affinity` stands in the accelerate file.",
         "They have defaults on the launcher's command line, which win: static, not the same network, no affinity.",
         "Remove it, or give it on the command line.",
+        bad="num_machines: 2\nrdzv_backend: c10d\nsame_network: true",
+        good="num_machines: 2",
     ),
     Entry(
         "CFG113",
@@ -163,6 +165,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`compute_environment` is not LOCAL_MACHINE.",
         "accelerate hands the run to SageMaker, or refuses the file.",
         "Write `compute_environment: LOCAL_MACHINE`.",
+        bad="compute_environment: AMAZON_SAGEMAKER",
+        good="compute_environment: LOCAL_MACHINE",
     ),
     Entry(
         "CFG117",
@@ -171,6 +175,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Settings that an Axolotl run on GPUs does not use.",
         "They do nothing, or keep the GPUs idle.",
         "Remove them.",
+        bad="use_cpu: true\ntpu_use_cluster: false",
+        good="use_cpu: false",
     ),
     Entry(
         "CFG118",
@@ -179,6 +185,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The accelerate file says another number of machines or processes than is asked for.",
         "One of them is wrong.",
         "Correct the file, or leave the number out of the request.",
+        bad="# --nodes 2 --gpus-per-node 1\nnum_machines: 4\nnum_processes: 4",
+        good="# --nodes 2 --gpus-per-node 1\nnum_machines: 2\nnum_processes: 2",
     ),
     Entry(
         "CFG119",

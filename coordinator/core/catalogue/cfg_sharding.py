@@ -23,6 +23,20 @@ ENTRIES: tuple[Entry, ...] = (
         "The accelerate file and the Axolotl config name different DeepSpeed settings.",
         "Axolotl's win; what you read in the other is not what runs.",
         "Name the same file in both, or leave it out of the accelerate file.",
+        bad=(
+            "# accelerate.yaml\n"
+            "deepspeed_config:\n"
+            "  deepspeed_config_file: zero2.json\n"
+            "# config.yml\n"
+            "deepspeed: zero3.json"
+        ),
+        good=(
+            "# accelerate.yaml\n"
+            "deepspeed_config:\n"
+            "  deepspeed_config_file: zero3.json\n"
+            "# config.yml\n"
+            "deepspeed: zero3.json"
+        ),
     ),
     Entry(
         "CFG203",
@@ -81,6 +95,8 @@ ENTRIES: tuple[Entry, ...] = (
         "ZeRO-3 with 8-bit or 4-bit weights.",
         "ZeRO-3 shards floating-point storage only; quantised weights are first loaded whole on every GPU.",
         "Use ZeRO 1 or 2 with quantised weights where the model fits, or FSDP 2 where it does not.",
+        bad="load_in_4bit: true\ndeepspeed: deepspeed_configs/zero3.json",
+        good="load_in_4bit: true\ndeepspeed: deepspeed_configs/zero1.json",
     ),
     Entry(
         "CFG209",
@@ -100,6 +116,8 @@ ENTRIES: tuple[Entry, ...] = (
         "DeepSpeed compiles its CPU Adam when training starts (nvcc, ninja and g++ must be in the image), and it takes"
         " the place of the optimizer that the config names.",
         "Use zero1.json, or a copy without `offload_optimizer`, where the optimizer fits on the GPUs.",
+        bad='{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+        good='{"zero_optimization": {"stage": 2}}',
     ),
     Entry(
         "CFG212",
@@ -108,6 +126,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`zero3_init_flag: true` with ZeRO 0 to 2.",
         "accelerate switches it off with a warning.",
         "Write `zero3_init_flag: false`, or use ZeRO-3.",
+        bad="deepspeed_config:\n  zero_stage: 2\n  zero3_init_flag: true",
+        good="deepspeed_config:\n  zero_stage: 2\n  zero3_init_flag: false",
     ),
     Entry(
         "CFG213",
@@ -116,6 +136,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`offload_param` under ZeRO 0 to 2.",
         "Only ZeRO-3 shards parameters, so only it can offload them.",
         "Remove `offload_param`, or use ZeRO-3.",
+        bad='{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
+        good='{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}',
     ),
     Entry(
         "CFG214",
@@ -124,6 +146,8 @@ ENTRIES: tuple[Entry, ...] = (
         '"device": "nvme" without "nvme_path".',
         "DeepSpeed does not know where to write.",
         'Add "nvme_path": a folder on a local disk of every machine.',
+        bad='"offload_param": {"device": "nvme"}',
+        good='"offload_param": {"device": "nvme", "nvme_path": "/local/nvme"}',
     ),
     Entry(
         "CFG217",
@@ -142,6 +166,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The DeepSpeed file does not set `stage3_gather_16bit_weights_on_model_save`.",
         "Each rank leaves its shard; a model must be put together afterwards, from the disks of all machines.",
         'Write "stage3_gather_16bit_weights_on_model_save": true.',
+        bad='{"zero_optimization": {"stage": 3}}',
+        good='{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}',
     ),
     Entry(
         "CFG219",
@@ -150,6 +176,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The ZeRO stage is not 0, 1, 2 or 3.",
         "DeepSpeed refuses it.",
         "Write 0, 1, 2 or 3.",
+        bad='{"zero_optimization": {"stage": 4}}',
+        good='{"zero_optimization": {"stage": 3}}',
     ),
     Entry(
         "CFG301",
@@ -179,6 +207,15 @@ ENTRIES: tuple[Entry, ...] = (
         "accelerate is told FSDP, and the Axolotl config has no `fsdp_config`.",
         "Axolotl reads the kind of state dict from its own key when it saves, and fails at the end of the training.",
         "Write `fsdp_version: 2` and `fsdp_config` in the Axolotl config, or `distributed_type: MULTI_GPU`.",
+        bad="# accelerate.yaml\ndistributed_type: FSDP\n# config.yml: no fsdp_config",
+        good=(
+            "# accelerate.yaml\n"
+            "distributed_type: MULTI_GPU\n"
+            "# config.yml\n"
+            "fsdp_version: 2\n"
+            "fsdp_config:\n"
+            "  state_dict_type: FULL_STATE_DICT"
+        ),
     ),
     Entry(
         "CFG305",
@@ -227,6 +264,8 @@ ENTRIES: tuple[Entry, ...] = (
         "fp8 is asked for, and a replica's GPU cannot do it.",
         "Axolotl refuses it.",
         "Write `bf16: true` in its place.",
+        bad="# on A100s\nfp8: true",
+        good="bf16: true",
     ),
     Entry(
         "CFG405",
@@ -235,6 +274,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`tf32: true` on a GPU older than Ampere.",
         "It has no such mode.",
         "Remove it.",
+        bad="# on T4s\ntf32: true",
+        good="# on T4s\nfp16: true",
     ),
     Entry(
         "CFG406",
@@ -243,6 +284,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Flash attention 2 on a GPU older than Ampere.",
         "Its kernels are built for sm_80 and newer.",
         "Write `attn_implementation: sdpa`.",
+        bad="# on T4s\nattn_implementation: flash_attention_2",
+        good="attn_implementation: sdpa",
     ),
     Entry(
         "CFG408",
@@ -251,5 +294,7 @@ ENTRIES: tuple[Entry, ...] = (
         "Quantised weights or fp8 without a GPU.",
         "These kernels exist for GPUs only.",
         "Leave it out when training on the CPU. (bf16, fp16 and 8-bit optimizers rankcall switches off there itself.)",
+        bad="# --gpus-per-node 0\nadapter: qlora\nload_in_4bit: true",
+        good="# --gpus-per-node 0\nadapter: lora",
     ),
 )

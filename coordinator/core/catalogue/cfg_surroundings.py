@@ -54,6 +54,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`chat_template: jinja` without `chat_template_jinja`.",
         "Axolotl ends while it reads the config.",
         "Give the template or its file in `chat_template_jinja`, or name one of Axolotl's.",
+        bad="chat_template: jinja",
+        good="chat_template: jinja\nchat_template_jinja: template.jinja",
     ),
     Entry(
         "CFG708",
@@ -73,6 +75,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Without a shared disk the checkpoint lies on rank 0 alone (under ZeRO each rank has its own shard), and the"
         " others end with: Can't find a valid checkpoint.",
         "Put output_dir on a disk that all replicas share, and name the checkpoint by its absolute path.",
+        bad="resume_from_checkpoint: outputs/checkpoint-200",
+        good="output_dir: /shared/run\nresume_from_checkpoint: /shared/run/checkpoint-200",
     ),
     Entry(
         "CFG803",
@@ -81,6 +85,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`output_dir` is absolute, or climbs out of the job's folder.",
         "Two jobs with the same one overwrite each other, and a container's own disk is lost with it.",
         "Write a relative one: rankcall keeps it per job and offers it for download.",
+        bad="output_dir: /workspace/out",
+        good="output_dir: outputs/out",
     ),
     Entry(
         "CFG804",
@@ -89,6 +95,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The base model asks for an accepted licence.",
         "Without a token of an account that has accepted it, every rank ends with a 401 or 403.",
         "Set HF_TOKEN on the replicas.",
+        bad="base_model: meta-llama/Llama-3.2-1B  # and no HF_TOKEN",
+        good="# HF_TOKEN is in the environment of every replica\nbase_model: meta-llama/Llama-3.2-1B",
     ),
     Entry(
         "CFG805",
@@ -107,6 +115,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`hub_model_id` is set.",
         "Without a token that may write, the training ends at its first save.",
         "Set HF_TOKEN on the replicas.",
+        bad="hub_model_id: me/my-model  # and no HF_TOKEN",
+        good="# HF_TOKEN is in the environment of every replica\nhub_model_id: me/my-model",
     ),
     Entry(
         "CFG807",
@@ -125,6 +135,8 @@ ENTRIES: tuple[Entry, ...] = (
         "`use_ray: true`.",
         "Ray starts its own processes on its own cluster; rankcall starts one process per GPU already.",
         "Remove it.",
+        bad="use_ray: true\nray_num_workers: 2",
+        good="# --nodes 2",
     ),
     Entry(
         "CFG809",
@@ -143,6 +155,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The replicas have different numbers of GPUs, or fewer than asked for.",
         "Every machine starts equally many processes; a process without a GPU ends at once.",
         "Ask for as many as the smallest replica has, or use replicas of one kind.",
+        bad="# replicas with 4 and 2 GPUs\nrankcall submit config.yml --nodes 2 --gpus-per-node 4",
+        good="rankcall submit config.yml --nodes 2 --gpus-per-node 2",
     ),
     Entry(
         "CFG811",
@@ -151,6 +165,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Tensor, context or replica sizes do not divide the number of processes.",
         "The device mesh cannot be built.",
         "Choose sizes whose product divides nodes × GPUs per node.",
+        bad="# --nodes 2 --gpus-per-node 2\ntensor_parallel_size: 3",
+        good="# --nodes 2 --gpus-per-node 2\ntensor_parallel_size: 2",
     ),
     Entry(
         "CFG813",
@@ -159,5 +175,7 @@ ENTRIES: tuple[Entry, ...] = (
         "The config holds what looks like a token or a key.",
         "The config travels to every replica, is kept with the job, and Axolotl prints it.",
         "Set it in the replicas' environment, and make a new one.",
+        bad="hub_token: hf_…",
+        good="# HF_TOKEN=hf_… in the environment of every replica",
     ),
 )

@@ -77,7 +77,7 @@ ENTRIES: tuple[Entry, ...] = (
         "SYS109",
         "method not allowed",
         "The path exists, but not with this method.",
-        "",
+        "A method says what is to happen: GET reads, POST makes or asks for something, DELETE ends it.",
         "See /openapi.json for the methods of each path.",
     ),
     _entry(
@@ -119,7 +119,7 @@ ENTRIES: tuple[Entry, ...] = (
         "SYS115",
         "range not satisfiable",
         "The Range asks for bytes beyond the end of the file.",
-        "",
+        "There is nothing to send; a download that resumes there has everything already, or is of another file.",
         "Ask for an offset smaller than the file's size.",
     ),
     _entry(
