@@ -12,6 +12,14 @@ from coordinator.cli.submission import Asked, with_settings
 from coordinator.core.views import RenderedFileView, RenderedView
 from coordinator.render import Rendered, RenderError, Site, Topology, render
 
+_PREAMBLE = """\
+#!/bin/sh
+# What this rank runs, in the folder of the config (which holds what the config names), with this folder as ../attempt-1.
+# By hand, in the config's folder:  cp -r WHERE-THIS-IS ../attempt-1 && . ../attempt-1/environment && sh ../attempt-1/commands
+# All ranks at the same time; the Python that runs it has Axolotl and rankcall.
+set -e
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -61,13 +69,13 @@ def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, 
 
 
 def _write(folder: Path, one: Rendered) -> None:
-    """The attempt's files, its environment, and the commands as a script (run from the job's work folder)."""
+    """The attempt's files, its environment, and the commands as a script that says where it runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in one.files:
             (folder / file.path).write_text(file.content, encoding="utf-8")
         (folder / "environment").write_text(_environment(one), encoding="utf-8")
-        (folder / "commands").write_text(_commands(one), encoding="utf-8")
+        (folder / "commands").write_text(_PREAMBLE + _commands(one), encoding="utf-8")
     except OSError as error:
         raise Stop(
             Exit.FAILED, f"{error.filename or folder} cannot be written: {error.strerror or error}."
@@ -76,8 +84,12 @@ def _write(folder: Path, one: Rendered) -> None:
 
 def _environment(one: Rendered) -> str:
     """Lines a shell can read: what is removed first, then what is set."""
-    removed = [f"# unset {name}\n" for name in one.unset]
-    return "".join([*removed, *(f"export {name}={shlex.quote(v)}\n" for name, v in one.environment.items())])
+    names = [f"unset {name}\n" for name in one.unset if not name.endswith("*")]
+    beginnings = "|".join(name[:-1] for name in one.unset if name.endswith("*"))
+    others = f"for name in $(env | grep -oE '^({beginnings})[^=]*'); do unset \"$name\"; done\n"
+    return "".join(
+        [*names, others, *(f"export {name}={shlex.quote(v)}\n" for name, v in one.environment.items())]
+    )
 
 
 def _commands(one: Rendered) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from coordinator.core.protocol import RenderedFile
 from coordinator.core.views import Submission
 from coordinator.core.yaml import dump, load
-from coordinator.render.accelerate import accelerate_values
+from coordinator.render.accelerate import accelerate_reasons, accelerate_values
 from coordinator.render.axolotl import axolotl_values, compare_values, output_dir, resumed
 from coordinator.render.deepspeed import deepspeed_values, zero_stage
 from coordinator.render.environment import UNSET, environment
@@ -67,6 +67,7 @@ def render(
     accelerate = accelerate_values(
         topology, site.rank, deepspeed_path=deepspeed_path, zero_stage=stage, brought=given.accelerate
     )
+    reasons += accelerate_reasons(accelerate)
     axolotl, why = axolotl_values(given.config, topology, deepspeed_path=deepspeed_path)
     reasons += why
     if attempt_number > 1:

@@ -10,11 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.render.model import Topology
+from coordinator.render.model import ACCELERATE_FILE, Reason, Topology
 from coordinator.render.submitted import mapping
 
 # What is taken over from a file of the user's: nothing that says who and where.
 _CARRIED = ("downcast_bf16", "dynamo_config", "fp8_config", "parallelism_config", "debug")
+
+_WHY = {
+    "compute_environment": "the launcher runs here, not at a cloud's own service",
+    "machine_rank": "the replica's rank; it keeps it over restarts and attempts",
+    "num_machines": "the replicas of the attempt",
+    "num_processes": "the total: replicas × GPUs of each (on the CPU one process a replica)",
+    "main_process_ip": "rank 0's address, which all replicas reach",
+    "main_process_port": "free on rank 0",
+    "main_training_function": "accelerate's default, written down",
+    "use_cpu": "false on GPUs; true where the job asked for the CPU",
+    "deepspeed_config.deepspeed_config_file": "the same file as Axolotl's `deepspeed`",
+    "deepspeed_config.deepspeed_multinode_launcher": "the only one that needs neither SSH nor a hostfile",
+    "deepspeed_config.zero3_init_flag": "true under ZeRO-3 and nowhere else",
+}
+_WHY_TYPE = {
+    "DEEPSPEED": "the Axolotl config or the accelerate file names DeepSpeed settings",
+    "NO": "a single process",
+    "FSDP": "the accelerate file says so",
+    "MULTI_GPU": "several processes without DeepSpeed; on the CPU too, where MULTI_CPU would train N times alone",
+}
+_BROUGHT = "from the accelerate file that came along"
 
 
 def accelerate_values(
@@ -56,6 +77,19 @@ def accelerate_values(
             value = brought[key]
             values[key] = "no" if key == "downcast_bf16" and value is False else value
     return values
+
+
+def accelerate_reasons(values: Mapping[str, object]) -> tuple[Reason, ...]:
+    """Why each of `accelerate_values` is what it is."""
+    reasons = []
+    for section, value in values.items():
+        named = mapping(value) if section == "deepspeed_config" else None
+        for key, one in (
+            {f"{section}.{key}": one for key, one in named.items()} if named else {section: value}
+        ).items():
+            why = _WHY_TYPE[str(one)] if key == "distributed_type" else _WHY.get(key, _BROUGHT)
+            reasons.append(Reason(ACCELERATE_FILE, key, str(one), why))
+    return tuple(reasons)
 
 
 def _distributed_type(topology: Topology, deepspeed_path: str | None, fsdp: Mapping[str, object]) -> str:

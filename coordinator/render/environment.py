@@ -36,6 +36,13 @@ UNSET: tuple[str, ...] = (
     "MPI_LOCALRANKID",
 )
 
+# Nobody looks for RDMA devices: rented containers reach each other over TCP.
+_NO_RDMA = (
+    "assumed: no RDMA device reaches the peers; where one does, set NCCL_IB_DISABLE=0 in the containers"
+)
+_REMOVED = "removed"
+_LEFT_OVER = "a leftover of another launcher would decide ranks or rendezvous"
+
 # How many collectives the flight recorder remembers per rank: enough for several steps, 2 MB at most.
 _FLIGHT_RECORDS = "2000"
 
@@ -54,6 +61,7 @@ def environment(
             continue
         values[name] = value
         reasons.append(Reason("environment", name, value, why))
+    reasons += [Reason("environment", name, _REMOVED, _LEFT_OVER) for name in UNSET if name not in values]
     return values, tuple(reasons)
 
 
@@ -100,7 +108,7 @@ def _gpu(topology: Topology, site: Site, attempt_folder: str) -> list[tuple[str,
     ]
     if topology.nodes > 1:
         if not site.infiniband:
-            wanted.append(("NCCL_IB_DISABLE", "1", "no RDMA device reaches the peers: sockets only"))
+            wanted.append(("NCCL_IB_DISABLE", "1", _NO_RDMA))
         if site.host_id is not None:
             wanted.append(
                 ("NCCL_HOSTID", site.host_id, "containers on one kernel look like one host to NCCL")

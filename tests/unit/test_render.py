@@ -199,6 +199,17 @@ def test_the_environment_names_the_interface_that_routes_to_the_peers() -> None:
     assert several.environment["NCCL_SOCKET_FAMILY"] == "AF_INET6"
 
 
+@pytest.mark.parametrize("topology", [TWO_GPUS, TWO_CPUS])
+def test_every_value_of_accelerate_and_every_variable_has_its_reason(topology: Topology) -> None:
+    rendered = render(submission(), topology, ETH0)
+    reasons = {(reason.file, reason.key) for reason in rendered.reasons}
+    for key, value in values(rendered, "accelerate.yaml").items():
+        for name in [f"{key}.{part}" for part in value] if isinstance(value, dict) else [key]:
+            assert ("accelerate.yaml", name) in reasons
+    for name in (*rendered.environment, *rendered.unset):
+        assert ("environment", name) in reasons
+
+
 def test_what_the_container_chose_itself_is_left_to_it() -> None:
     site = Site(0, "eth0", chosen={"NCCL_IB_DISABLE": "0"})
     rendered = render(submission(), TWO_GPUS, site)
