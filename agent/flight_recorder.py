@@ -12,6 +12,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,18 @@ def wait(files: Iterable[Path], until_s: float, since_at: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def told(folder: Path) -> Iterator[str]:
-    """What the records in the attempt's folder say, in lines; nothing where there is none."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the records say: in lines, and of each rank in a few words what its GPU waits for."""
+
+    lines: tuple[str, ...] = ()
+    waits: Mapping[int, str] = field(default_factory=dict)
+
+
+def told(folder: Path) -> Told:
+    """What the records in the attempt's folder say; nothing where there is none."""
+    lines: list[str] = []
+    waits: dict[int, str] = {}
     for path in sorted(folder.glob(f"{STEM}*")):
         rank = path.name.removeprefix(STEM)
         if not rank.isdigit() or not path.is_file():
@@ -72,9 +83,23 @@ def told(folder: Path) -> Iterator[str]:
                 raise ValueError("it is too large")
             with path.open("rb") as file:
                 record = _Plain(file).load()
-            yield from _lines(rank, record)
+            lines += _lines(rank, record)
+            waits[int(rank)] = _wait(record)
         except Exception as error:  # whatever lies in that file: it is evidence, no reason to fail
-            yield f"=== rank {rank}: the record cannot be read ({type(error).__name__}: {error})"
+            lines.append(f"=== rank {rank}: the record cannot be read ({type(error).__name__}: {error})")
+    return Told(tuple(lines), waits)
+
+
+def _wait(record: Mapping[str, Any]) -> str:
+    """The number tells who is behind: a rank that has begun fewer never came to the one that the others wait in."""
+    entries = [one for one in record.get("entries", ()) if isinstance(one, dict)]
+    pending = next((one for one in entries if one.get("state") != "completed"), None)
+    if pending is not None:
+        return (
+            f"its GPU waits in {pending.get('profiling_name')}, collective {pending.get('collective_seq_id')}"
+        )
+    last = max((int(one.get("collective_seq_id") or 0) for one in entries), default=0)
+    return f"its GPU waits in no collective, {last} are done"
 
 
 def _lines(rank: str, record: Mapping[str, Any]) -> Iterator[str]:

@@ -36,18 +36,18 @@ class Limits:
     """Judgements.
 
     Attributes:
-        all_s: evidence is to be on disk ten seconds after it was asked for.
+        all_s: evidence is to be on disk ten seconds after it was asked for; torch takes six to write its record.
         one_s: a dump takes 20 ms; one that takes longer waits for a process that cannot be read.
         processes: ranks and their data loaders; more than that say the same again.
         threads: of one process, in what /proc says.
         health_s: NCCL's health service asks all ranks, and waits for those that do not answer.
     """
 
-    all_s: float = 7.0
+    all_s: float = 8.0
     one_s: float = 3.0
     processes: int = 32
     threads: int = 64
-    health_s: float = 2.0
+    health_s: float = 1.5
 
 
 LIMITS = Limits()
@@ -96,7 +96,10 @@ def gather(
             if suspect.rank is not None and suspect.rank not in places and (place := where(stacks)):
                 places[suspect.rank] = f"stopped, {place}" if suspect.state in "Tt" else place
     flight_recorder.wait(records, until_s, since_at)
-    _write(streams / COLLECTIVES, flight_recorder.told(streams.parent))
+    recorded = flight_recorder.told(streams.parent)
+    _write(streams / COLLECTIVES, recorded.lines)
+    for rank, waits in recorded.waits.items():
+        places[rank] = f"{places[rank]}; {waits}" if rank in places else waits
     _write(streams / MACHINE, _machine(max(0.1, min(limits.health_s, until_s - monotonic_s()))))
     return places
 

@@ -79,7 +79,7 @@ def main(folder: Path) -> None:
         since_at, begin_s = now_at(), monotonic_s()
         flight_recorder.wait(flight_recorder.ask(attempt), begin_s + 7.0, since_at)
         print(f"took {monotonic_s() - begin_s:.1f} s")
-        print(*flight_recorder.told(attempt), sep="\n")
+        print(*flight_recorder.told(attempt).lines, sep="\n")
         with contextlib.suppress(ImportError):
             from agent import machine_evidence
 

@@ -33,10 +33,12 @@ def test_what_is_not_finished_is_told_with_its_place_in_the_program(tmp_path: Pa
         "entries": [entry(n, "completed") for n in range(50)] + [entry(50, "started")],
     }
     (tmp_path / "flight-recorder.3").write_bytes(pickle.dumps(record))
-    said = list(flight_recorder.told(tmp_path))
+    told = flight_recorder.told(tmp_path)
+    said = told.lines
     assert said[0] == "=== rank 3: 51 collectives recorded, 1 not finished"
     assert "collective 50 of group 0 default_pg: nccl:all_reduce [[1048576]] ['Float']: started" in said[-2]
     assert "train_step (train.py:7)" in said[-1] and len(said) == 6
+    assert told.waits == {3: "its GPU waits in nccl:all_reduce, collective 50"}
 
 
 class Harmful:
@@ -50,7 +52,9 @@ class Harmful:
 )
 def test_a_file_that_is_no_record_runs_nothing_and_is_said(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "flight-recorder.0").write_bytes(content)
-    (line,) = flight_recorder.told(tmp_path)
+    told = flight_recorder.told(tmp_path)
+    (line,) = told.lines
+    assert told.waits == {}
     assert line.startswith("=== rank 0: the record cannot be read")
     assert not Path("harmed").exists()
 
@@ -77,7 +81,9 @@ def test_a_rank_that_listens_is_asked_and_its_record_waited_for(tmp_path: Path) 
     expected = flight_recorder.ask(tmp_path)
     assert expected == (file,)
     flight_recorder.wait(expected, monotonic_s() + 10, since_at)
-    assert list(flight_recorder.told(tmp_path)) == ["=== rank 0: 0 collectives recorded, 0 not finished"]
+    told = flight_recorder.told(tmp_path)
+    assert told.lines == ("=== rank 0: 0 collectives recorded, 0 not finished",)
+    assert told.waits == {0: "its GPU waits in no collective, 0 are done"}
     listener.join()
     os.close(handle)
 
