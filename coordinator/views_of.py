@@ -107,6 +107,12 @@ def attempt_of(row: rows.Attempt) -> AttemptState:
     return AttemptState.model_validate(row.record)
 
 
+def foremost(attempts: Sequence[AttemptState]) -> AttemptState:
+    """The attempt that is meant where none is named: the last, but not one that only tested the links after a hang."""
+    training = [attempt for attempt in attempts if attempt.trains or attempt.state == "active"]
+    return training[-1] if training else attempts[-1]
+
+
 def attempt_view(attempt: AttemptState, replicas: Mapping[str, Observed]) -> AttemptView:
     return AttemptView(
         id=attempt.id,

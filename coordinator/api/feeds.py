@@ -31,7 +31,15 @@ from coordinator.core.views import JobSummary, JobView, ReplicaPage, View
 from coordinator.roster import Roster
 from coordinator.store import Store, queries, rows
 from coordinator.veils import Veils
-from coordinator.views_of import attempt_of, job_summary, job_view, metric_view, progress_view, replica_page
+from coordinator.views_of import (
+    attempt_of,
+    foremost,
+    job_summary,
+    job_view,
+    metric_view,
+    progress_view,
+    replica_page,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +67,7 @@ def read_job_view(c: Connection, row: rows.Job, replicas: Mapping[str, Observed]
         replicas: who is here, by id (the roster belongs to the event loop, this runs in a reader's thread).
     """
     attempts = [attempt_of(attempt) for attempt in queries.attempts_of(c, row.id)]
-    newest = queries.newest_metrics(c, attempts[-1].id) if attempts else ()
+    newest = queries.newest_metrics(c, foremost(attempts).id) if attempts else ()
     progress = progress_view(ProgressRecord.model_validate(metric.record) for metric in newest)
     findings, artifacts = queries.findings_of(c, row.id), queries.artifacts_of(c, row.id)
     return job_view(row, attempts, progress, findings, artifacts, replicas)

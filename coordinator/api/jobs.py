@@ -33,7 +33,7 @@ from coordinator.core.views import (
 )
 from coordinator.render import RenderError
 from coordinator.store import queries, rows
-from coordinator.views_of import attempt_of, job_summary, metric_view
+from coordinator.views_of import attempt_of, foremost, job_summary, metric_view
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=Guarded)
 
@@ -251,10 +251,11 @@ def _seat(attempts: list[rows.Attempt], number: int | None, rank: int) -> tuple[
     states = [attempt_of(row) for row in attempts if number is None or row.number == number]
     if not states:
         raise no_such("attempt", str(number))
-    seat = next((seat for seat in states[-1].seats if seat.rank == rank), None)
+    meant = foremost(states)
+    seat = next((seat for seat in meant.seats if seat.rank == rank), None)
     if seat is None:
         raise no_such("rank", str(rank))
-    return states[-1], seat
+    return meant, seat
 
 
 def _facts(services: Services, replica_id: str) -> Facts | None:

@@ -20,7 +20,7 @@ from coordinator.attempt import AttemptState
 from coordinator.core.problem import problem
 from coordinator.core.views import TERMINAL_STATES, StreamInfo, StreamPage
 from coordinator.store import queries, rows, streams
-from coordinator.views_of import attempt_of
+from coordinator.views_of import attempt_of, foremost
 
 router = APIRouter(prefix="/api/v1", tags=["streams"], route_class=Guarded)
 
@@ -228,7 +228,7 @@ async def _place(
     states = [attempt_of(found) for found in attempts if number is None or found.number == number]
     if not states:
         raise no_such("attempt", str(number))
-    state = states[-1]
+    state = foremost(states)
     seat = next((seat for seat in state.seats if seat.rank == rank), None)
     if seat is None:
         raise no_such("rank", str(rank))

@@ -18,6 +18,7 @@ from coordinator.core.protocol import (
     TcpResult,
 )
 from coordinator.stages.gather import CHECK_WAIT_S, REPLACE_AFTER_S
+from coordinator.views_of import foremost
 
 
 def hung_at(step: int, behind: int = 1) -> Finding:
@@ -247,3 +248,11 @@ def test_a_replica_that_is_back_in_time_keeps_its_rank_though_a_spare_is_there()
     world.step(1.0)
     assert [seat.hostname for seat in world.attempt().seats] == ["a", "b"]
     assert "RUN037" not in codes(world)
+
+
+def test_who_names_no_attempt_means_the_one_that_trained_and_not_the_test_of_links_after_it() -> None:
+    world = after_a_hang(1)
+    first, check = world.attempts.values()
+    assert foremost([first, check]) == check  # it is what goes on now
+    ended = check.model_copy(update={"state": "ended"})
+    assert foremost([first, ended]) == first and foremost([ended]) == ended

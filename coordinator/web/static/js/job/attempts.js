@@ -7,10 +7,15 @@ export function allAttempts(job) {
   return [...job.previous, ...(job.attempt ? [job.attempt] : [])].sort((a, b) => a.number - b.number);
 }
 
-/** The chosen attempt, or the newest; null while there is none. */
+/** The chosen attempt, or the newest, but not one that only tested the links after a hang; null while there is none. */
 export function attemptShown(job, number) {
   const all = allAttempts(job);
-  return all.find((attempt) => attempt.number === number) ?? all.at(-1) ?? null;
+  const meant = all.filter((attempt) => attempt.state === "active" || trains(attempt, job));
+  return all.find((attempt) => attempt.number === number) ?? meant.at(-1) ?? all.at(-1) ?? null;
+}
+
+function trains(attempt, job) {
+  return job.kind === "preflight" || attempt.stages.some((stage) => stage.stage === "train");
 }
 
 /** Buttons for the attempts, where there are several. */
