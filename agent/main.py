@@ -291,7 +291,7 @@ class Agent:
     async def _keep_vigil(self) -> None:
         """Watch what trains here while the coordinator is away. Never returns."""
         began_s = monotonic_s()
-        vigil = Vigil(self._convergence, self._who.replica_id)
+        vigil = Vigil(self._convergence, lambda: self._who.replica_id)
         while True:
             await asyncio.sleep(self._rhythm.report_s)
             alone_s = monotonic_s() - max(began_s, self._reported_s)

@@ -112,6 +112,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
     @never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._make_way(Path(args.output_dir), state.global_step)
+        self._leave_weights_to_rank_0(args)
         self._listen()
         trainable, everything = _parameters(self.trainer.model)
         self.progress.say(
@@ -141,6 +142,12 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
 
         self.trainer.training_step = heard
         self.own.follow(self.trainer.model)
+
+    @never_raises
+    def _leave_weights_to_rank_0(self, args: Any) -> None:
+        """DeepSpeed resumes from its own files alone, and under ZeRO-3 a rank has no weights of its own to write."""
+        if args.save_on_each_node and self.trainer.is_deepspeed_enabled and _rank() != 0:
+            self.trainer._save = lambda *_args, **_kwargs: None
 
     @never_raises
     def _make_way(self, output: Path, step: int) -> None:

@@ -7,6 +7,7 @@ is back. `coordinator/core/solitude.py` decides. Called by the loop of `main.py`
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class Vigil:
     """What was seen since this replica has been alone; nothing while it is not."""
 
     convergence: Convergence
-    replica_id: str
+    replica_id: Callable[[], str]
     _seen: Solitude | None = None
     _attempt_id: str | None = None
     _offsets: dict[Path, int] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Vigil:
             "RUN039",
             f"{judgement.reason.rstrip('.')}; the coordinator had been away for {alone_s:.0f} s, so the agent ended it here.",
             stage=Stage.TRAIN,
-            replica=self.replica_id,
+            replica=self.replica_id(),
             evidence={"alone_s": round(alone_s), "quiet_s": round(judgement.quiet_s)},
         )
 
