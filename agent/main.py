@@ -102,7 +102,7 @@ class Agent:
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
         self._delivered = asyncio.Event()
-        self._spoken = self._heard = self._registrations = 0
+        self._spoken = self._heard = self._registrations = self._reports = 0
         self._leaving = False
         self._facts: Facts | None = None
         self._facts_told: Facts | None = None
@@ -414,8 +414,10 @@ class Agent:
                     await self._news.wait()
 
     def _compose(self, telemetry: Telemetry | None, now_s: float) -> Report:
+        self._reports += 1
         return Report(
             incarnation=self._who.incarnation,
+            number=self._reports,
             holding=tuple(sorted(self._convergence.holding())),
             attempt_id=self._convergence.attempt_id,
             tasks=self._convergence.reports,

@@ -132,6 +132,8 @@ class Attempt:
         if isinstance(task, TcpTask):
             self._peers = task.targets
         if task is not None and task.task_id not in self._reports:
+            if task.stage is Stage.COLLECTIVE:
+                self._leave_round()
             self._begin(task, plan)
         if plan.evidence and EVIDENCE not in self._reports:
             self._reports[EVIDENCE] = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state="running")
@@ -164,6 +166,13 @@ class Attempt:
         for folder in launcher.task_folders(self.folder):
             if folder.stands() == "running":
                 launcher.ask_to_end(folder)
+
+    def _leave_round(self) -> None:
+        """Another round is wanted than the one that goes on here: it would hold the port that the new one needs."""
+        for task_id, work in tuple(self._running.items()):
+            if self._reports[task_id].stage is Stage.COLLECTIVE:
+                work.cancel()
+                del self._running[task_id], self._reports[task_id]
 
     async def _gather_evidence(self, plan: AttemptPlan) -> None:
         """Stacks and sockets of what hangs here; the coordinator waits for the report before it ends the attempt."""

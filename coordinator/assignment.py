@@ -25,7 +25,7 @@ from coordinator.core.views import Submission
 from coordinator.preflight.plan import offered_targets, sampled
 from coordinator.render import Rendered, Site, Topology, render
 from coordinator.render.environment import environment
-from coordinator.stages import round_limit_s, task_id
+from coordinator.stages import round_limit_s, task_id, tcp_task_id
 
 # The field's default first; the others are ordinary ports just above it that nothing well known uses.
 RENDEZVOUS_PORTS = (29500, 29501, 29511, 29521, 29531, 29541)
@@ -102,7 +102,7 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
 def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
     members = tuple(other.member for other in attempt.seats)
     return TcpTask(
-        task_id=task_id(Stage.TCP),
+        task_id=tcp_task_id(attempt),
         stage=Stage.TCP,
         deadline_s=job.deadlines.tcp_s,
         # not a secret: it only has to differ from what another attempt's probes would echo

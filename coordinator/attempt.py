@@ -51,6 +51,7 @@ class Seat(Message):
     gpu_count: int = 0
     offers: tuple[Address, ...] = ()
     clock_offset_s: float | None = None
+    incarnation: int = 0
 
     @property
     def member(self) -> Member:
@@ -79,7 +80,8 @@ class Round(Message):
 
     `passed` has a word for each group once the round is over; `within`: each replica by itself, with all of
     its GPUs; `confirming`: the round among all that follows when no group failed again; `proving`: one of the
-    several among all that have to pass after a training that hung.
+    several among all that have to pass after a training that hung; `disturbed`: an agent was started anew in the
+    middle of it, so it says nothing and was held again.
     """
 
     task_id: str
@@ -87,6 +89,7 @@ class Round(Message):
     started_at: float
     passed: tuple[bool, ...] | None = None
     confirming: bool = False
+    disturbed: bool = False
     within: bool = False
     proving: bool = False
 
@@ -110,6 +113,8 @@ class AttemptState(Message):
 
     `state`: active (a stage is running), ending (the outcome is known, processes are being ended), ended.
     `fault`: whose fault the failure was, which decides about another attempt; `warned`: codes that were said once.
+    `probed`: how often the links were probed anew because a replica had been restarted, `probed_since`: last;
+    `refused_since`: an agent did not take connections, and may be dead.
     `hung`: the training hangs since `hung_at`, and every replica gathers evidence before it is ended.
     `doubt`: the failure before, that this attempt's handshake is to explain; `proof`: what it said.
     `resume`: the checkpoint it goes on from, the name of a folder in output_dir.
@@ -136,6 +141,9 @@ class AttemptState(Message):
     stages: tuple[StageRecord, ...] = ()
     rendezvous_port: int | None = None
     free_ports: tuple[int | None, ...] = ()
+    probed: int = 0
+    probed_since: float | None = None
+    refused_since: float | None = None
     rounds: tuple[Round, ...] = ()
     unheard_since: float | None = None
     echo_since: float | None = None
@@ -239,6 +247,8 @@ class Snapshot:
         spoiled: the newest record of each rank whose losses were not all numbers, by attempt.
         watched: trainings that are to be judged now, by attempt; empty in between.
         broken: attempts for which no plan could be made, and why.
+        listening_since: from then on replicas could be heard; nothing is late for the time before, in which the
+            coordinator was away or stood still.
     """
 
     now_at: float
@@ -249,3 +259,8 @@ class Snapshot:
     watched: Mapping[str, Watched] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     spoiled: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict)
+    listening_since: float = 0.0
+
+    def elapsed_s(self, since: float | None) -> float:
+        """How long something has had, as far as it could be heard of."""
+        return self.now_at - max(since or self.now_at, self.listening_since)

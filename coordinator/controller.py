@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 PASS_INTERVAL_S = 0.02
 # With jobs open it looks again at least so often: silence is noticed by looking.
 IDLE_INTERVAL_S = 1.0
+# So late by its own clock, the process was stopped with its machine and could hear nobody.
+STOOD_STILL_S = 3.0
 # Attempts whose seats are kept in memory for late appends (the tail of a log after a cancel).
 STANDINGS_KEPT = 4096
 
@@ -69,6 +71,7 @@ class Controller:
         self._open = False
         self._watch = Watch()
         self._watched_s = float("-inf")
+        self._listening_since = 0.0
 
     # --- what others tell it
 
@@ -188,6 +191,7 @@ class Controller:
                         self._spoiled.setdefault(attempt.id, {})[record.rank] = record
             return found, list(present.values())
 
+        self._listening_since = now_at()
         attempts, presences = await self._store.read(look)
         for presence in presences:
             self._roster.put(presence)
@@ -211,9 +215,19 @@ class Controller:
                 log.exception("a pass of the controller failed; it is tried again")
                 await asyncio.sleep(IDLE_INTERVAL_S)
             await asyncio.sleep(PASS_INTERVAL_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._patience_s())
+            await self._wait()
             self._woken.clear()
+
+    async def _wait(self) -> None:
+        """Until something changed, or it is time to look; time in which this process stood still is nobody's silence."""
+        patience_s, since_s = self._patience_s(), monotonic_s()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), patience_s)
+        late_s = monotonic_s() - since_s - (patience_s or 0.0)
+        if patience_s is not None and late_s > STOOD_STILL_S:
+            log.warning("the coordinator stood still; no replica is blamed for it", for_s=round(late_s, 1))
+            self._roster.forgive(late_s)
+            self._listening_since = now_at()
 
     def _patience_s(self) -> float | None:
         if not self._open and self._wake_at is None:
@@ -237,6 +251,7 @@ class Controller:
             await self._look_at_trainings(jobs),
             dict(self._broken),
             {attempt_id: tuple(records.values()) for attempt_id, records in self._spoiled.items()},
+            self._listening_since,
         )
         change = advance(snapshot)
         self._wake_at = change.wake_at

@@ -187,6 +187,13 @@ class Intake:
         presence = self._current(replica_id, incarnation)
         if report.incarnation != presence.incarnation:
             raise Stale(presence.incarnation)
+        overtaken = 0 < report.number < presence.report_number
+        if overtaken:
+            report = report.model_copy(
+                update={"tasks": (), "attempt_id": None, "facts": None, "leaving": False}
+            )
+        else:
+            presence.report_number = report.number
         presence.heard_s = monotonic_s() - (GONE_S if report.leaving else 0.0)
         standing = await self._standing(report, replica_id)
         sizes: tuple[StreamSize, ...] = ()
@@ -222,7 +229,8 @@ class Intake:
                 if append.data and append.attempt_id in standing:
                     self._broadcast.publish(f"logs:{append.attempt_id}:{replica_id}")
                     self._broadcast.publish(f"job:{standing[append.attempt_id].job_id}")
-        self._remember(presence, report, tasks, changed=bool(news) or report.facts is not None)
+        if not overtaken:
+            self._remember(presence, report, tasks, changed=bool(news) or report.facts is not None)
         return ReportReply(acknowledged=sizes, desired_version=presence.version)
 
     def _append(

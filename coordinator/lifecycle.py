@@ -20,6 +20,7 @@ from coordinator.stages import (
     GONE_IN_HANDSHAKE_S,
     REPORT_SLACK_S,
     Verdict,
+    as_of_now,
     deadline_s,
     first_round,
     judge_collect,
@@ -188,7 +189,7 @@ def _advance_attempt(
     if verdict.state == "pending" and verdict.updates:
         return attempt.model_copy(update=dict(verdict.updates)), verdict.findings, None
     if verdict.state == "pending":
-        late = overdue(job, attempt, members, record.stage, now_at - (record.started_at or now_at))
+        late = overdue(job, attempt, members, record.stage, snapshot.elapsed_s(record.started_at))
         if late is None:
             return attempt, (), None
         verdict = late
@@ -230,6 +231,8 @@ def _advance_attempt(
         return _ending(settled, "succeeded", verdict.summary, now_at), verdict.findings, verdict.artifacts
     entered = following[0].model_copy(update={"state": "running", "started_at": now_at})
     update: dict[str, object] = {"stages": settled.changed(entered)}
+    if entered.stage in (Stage.TCP, Stage.COLLECTIVE):
+        update["seats"] = as_of_now(settled.seats, members)
     if entered.stage is Stage.COLLECTIVE:
         update["rounds"] = (first_round(settled, now_at),)
     return settled.model_copy(update=update), verdict.findings, verdict.artifacts
@@ -241,11 +244,11 @@ def _judge(
     if stage is Stage.MATCH:
         return judge_match(job, attempt, members)
     if stage is Stage.TCP:
-        return judge_tcp_stage(
-            job, attempt, members, snapshot.now_at - (attempt.stage.started_at or snapshot.now_at)
-        )
+        since = attempt.probed_since or attempt.stage.started_at
+        return judge_tcp_stage(job, attempt, members, snapshot.now_at, snapshot.elapsed_s(since))
     if stage is Stage.COLLECTIVE:
-        return judge_collective_stage(job, attempt, members, snapshot.now_at)
+        elapsed_s = snapshot.elapsed_s(attempt.rounds[-1].started_at)
+        return judge_collective_stage(job, attempt, members, snapshot.now_at, elapsed_s)
     if stage is Stage.PREPARE:
         return judge_prepare(attempt, members)
     if stage is Stage.TRAIN:

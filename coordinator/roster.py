@@ -54,6 +54,7 @@ class Presence:
     token_hash: str
     registered_at: float
     heard_s: float
+    report_number: int = 0
     doubted_s: float | None = None
     last_rank: int | None = None
     facts: Facts | None = None
@@ -166,6 +167,12 @@ class Roster:
     def alive(self, replica_id: str) -> bool:
         presence = self._presences.get(replica_id)
         return presence is not None and monotonic_s() - presence.heard_s <= ALIVE_WITHIN_S
+
+    def forgive(self, deaf_s: float) -> None:
+        """Nobody could be heard for so long: that was no silence of theirs."""
+        now_s = monotonic_s()
+        for presence in self._presences.values():
+            presence.heard_s = min(now_s, presence.heard_s + deaf_s)
 
     def observed(self) -> Mapping[str, Observed]:
         """All replicas as the decisions see them, now."""

@@ -98,6 +98,7 @@ class Forker:
             for there in self._rounds:
                 if there.order == order["cancel"]:
                     there.until = 0.0
+            self._judge()  # the next order may need the port
             return
         now = time.monotonic()
         task = order.get("task")

@@ -18,10 +18,10 @@ from coordinator.api.routing import Guarded, principal_of
 from coordinator.api.services import Services, ServicesDep
 from coordinator.attempt import AttemptState, Observed
 from coordinator.core.problem import problem
-from coordinator.core.protocol import Stage, TaskReport, TcpResult
+from coordinator.core.protocol import TaskReport, TcpResult
 from coordinator.core.views import LinkGrid, PreflightRequest, PreflightView
 from coordinator.preflight.grid import grid
-from coordinator.stages import task_id
+from coordinator.stages import tcp_task_id
 from coordinator.store import queries
 from coordinator.views_of import attempt_of, attempt_view, job_summary
 
@@ -136,7 +136,7 @@ def _view(
 def _grid(c: Connection, state: AttemptState, worst: int | None) -> LinkGrid:
     results: dict[str, TcpResult] = {}
     for row in queries.tasks_of(c, state.id):
-        if row.task_id == task_id(Stage.TCP):
+        if row.task_id == tcp_task_id(state):
             result = TaskReport.model_validate(row.report).result
             if isinstance(result, TcpResult):
                 results[row.replica_id] = result

@@ -5,7 +5,7 @@ A stage never passes because something did not come: a silent replica is a failu
 """
 
 from coordinator.stages.collective import first_round, judge_collective_stage, round_limit_s
-from coordinator.stages.handshake import judge_match, judge_tcp_stage
+from coordinator.stages.handshake import as_of_now, judge_match, judge_tcp_stage, tcp_task_id
 from coordinator.stages.result import judge_collect, judge_compare
 from coordinator.stages.verdict import (
     GONE_IN_HANDSHAKE_S,
@@ -21,6 +21,7 @@ __all__ = [
     "GONE_IN_HANDSHAKE_S",
     "REPORT_SLACK_S",
     "Verdict",
+    "as_of_now",
     "deadline_s",
     "first_round",
     "judge_collect",
@@ -33,4 +34,5 @@ __all__ = [
     "overdue",
     "round_limit_s",
     "task_id",
+    "tcp_task_id",
 ]

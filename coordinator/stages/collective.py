@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.attempt import AttemptState, Job, Observed, Round
 from coordinator.core.catalogue import finding
-from coordinator.core.protocol import CollectiveResult, Finding, Stage
+from coordinator.core.protocol import CollectiveResult, Finding, Stage, TaskReport
 from coordinator.preflight import isolate
 from coordinator.preflight.collective_verdict import judge_collective
 from coordinator.preflight.isolate_verdict import outcome, tell
+from coordinator.stages.handshake import as_of_now, restarted_since
 from coordinator.stages.proof import PASSES
 from coordinator.stages.verdict import PENDING, REPORT_SLACK_S, Verdict, blocking, first_error, task_id
 
@@ -23,6 +24,9 @@ from coordinator.stages.verdict import PENDING, REPORT_SLACK_S, Verdict, blockin
 ISOLATION_ROUND_S = 20.0
 # Findings that name their cause: no isolation would say more.
 SAYS_ITS_CAUSE = frozenset({"COL001", "COL006", "COL007", "COL009"})
+
+# An agent that dies in every round is no accident.
+HELD_AGAIN = 3
 
 
 def first_round(attempt: AttemptState, at: float) -> Round:
@@ -49,11 +53,15 @@ def round_limit_s(job: Job, attempt: AttemptState) -> float:
 
 def _tested(rounds: Sequence[Round]) -> tuple[Round, ...]:
     """The rounds that tested replicas with each other, from the first among all that may have failed."""
-    return tuple(one for one in rounds if not one.within and not (one.proving and one.passed == (True,)))
+    return tuple(
+        one
+        for one in rounds
+        if not one.within and not one.disturbed and not (one.proving and one.passed == (True,))
+    )
 
 
 def judge_collective_stage(
-    job: Job, attempt: AttemptState, members: Sequence[Observed], at: float
+    job: Job, attempt: AttemptState, members: Sequence[Observed], at: float, elapsed_s: float
 ) -> Verdict:
     """torch.distributed came up among all and every rank saw the right sum; else who or what prevents it."""
     current = attempt.rounds[-1]
@@ -61,8 +69,10 @@ def judge_collective_stage(
     reports = {
         m.replica_id: m.task(attempt.id, current.task_id) for m in members if m.replica_id in taking_part
     }
+    if _disturbed(attempt, members, reports):
+        return _held_again(attempt, members, at)
     waiting = any(report is None or report.state == "running" for report in reports.values())
-    if waiting and at - current.started_at <= round_limit_s(job, attempt) + REPORT_SLACK_S:
+    if waiting and elapsed_s <= round_limit_s(job, attempt) + REPORT_SLACK_S:
         return PENDING
     results = {
         replica_id: report.result
@@ -76,7 +86,7 @@ def judge_collective_stage(
         return _after_within(job, attempt, rounds, results, at)
     among_all = len(current.groups) == 1 and len(current.groups[0]) == len(members)
     if among_all and tests[0].ok:
-        passes = sum(1 for one in rounds if one.proving)
+        passes = sum(1 for one in rounds if one.proving and not one.disturbed)
         if current.proving and passes < PASSES:
             return Verdict("pending", updates={"rounds": (*rounds, _among_all(attempt, at, passes + 1))})
         return _passed(attempt, rounds, results)
@@ -87,6 +97,29 @@ def judge_collective_stage(
         if len(members) == 1 or any(f.code in SAYS_ITS_CAUSE for f in own):
             return Verdict("failed", first_error(own, job.allow), own, retryable=True)
     return _next(job, attempt, members, rounds, at)
+
+
+def _disturbed(
+    attempt: AttemptState, members: Sequence[Observed], reports: Mapping[str, TaskReport | None]
+) -> bool:
+    """Whether an agent was started anew in the middle of the round: the others wait for what it has forgotten."""
+    if sum(one.disturbed for one in attempt.rounds) >= HELD_AGAIN:
+        return False
+    taking_part = [(s, m) for s, m in zip(attempt.seats, members, strict=True) if m.replica_id in reports]
+    if not restarted_since([seat for seat, _ in taking_part], [member for _, member in taking_part]):
+        return False
+    return not all(
+        report is not None and isinstance(report.result, CollectiveResult) and report.result.ok
+        for report in reports.values()
+    )
+
+
+def _held_again(attempt: AttemptState, members: Sequence[Observed], at: float) -> Verdict:
+    *before, current = attempt.rounds
+    task = f"{task_id(Stage.COLLECTIVE)}-{len(attempt.rounds)}"
+    again = current.model_copy(update={"task_id": task, "started_at": at})
+    rounds = (*before, current.model_copy(update={"disturbed": True}), again)
+    return Verdict("pending", updates={"rounds": rounds, "seats": as_of_now(attempt.seats, members)})
 
 
 def _after_within(

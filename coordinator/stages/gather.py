@@ -76,6 +76,10 @@ def gather(job: Job, last: AttemptState | None, busy: Set[str], snapshot: Snapsh
         verdict += "waiting for one more." if missing == 1 else f"waiting for {missing} more."
     if waited_s >= NAME_MISSING_AFTER_S:
         verdict += _who_is_missing(snapshot, busy)
+    # Those who were here before a restart of the coordinator need a moment to say so.
+    back_s = snapshot.now_at - snapshot.listening_since
+    if job.deadlines.gather_s <= waited_s and back_s < ABSENT_S:
+        return Gathered(replace(waiting, verdict=verdict), wake_at=snapshot.listening_since + ABSENT_S)
     if waited_s < job.deadlines.gather_s:
         wake_at = since + min(
             (at for at in (NAME_MISSING_AFTER_S, job.deadlines.gather_s) if at > waited_s),
@@ -207,6 +211,7 @@ def _new_attempt(
                 echo_port=member.registration.echo_port,
                 gpu_count=member.registration.gpu_count,
                 offers=offers(member.registration),
+                incarnation=member.incarnation,
             )
         )
     only_links = job.kind == "preflight" or (last is not None and checks_only(job, last))

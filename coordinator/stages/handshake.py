@@ -11,14 +11,20 @@ from coordinator.preflight.address import judge as judge_addresses
 from coordinator.preflight.address import judge_offers, settle, used
 from coordinator.preflight.verdict import judge_tcp, name_of
 from coordinator.stages.verdict import (
+    GONE_IN_HANDSHAKE_S,
     PENDING,
     REPORT_SLACK_S,
     Verdict,
     blocking,
     carried,
     first_error,
-    reports_of,
+    task_id,
 )
+
+# What a link says when nobody listens at its other end.
+_NOBODY_THERE = frozenset({"refused", "closed"})
+# A replica whose agent is started anew again and again is no accident.
+PROBED_ANEW = 3
 
 
 def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) -> Verdict:
@@ -74,14 +80,17 @@ def _asked_gpus(job: Job, members: Sequence[Observed]) -> int | None:
 
 
 def judge_tcp_stage(
-    job: Job, attempt: AttemptState, members: Sequence[Observed], elapsed_s: float
+    job: Job, attempt: AttemptState, members: Sequence[Observed], at: float, elapsed_s: float
 ) -> Verdict:
     """Every link carried its payload there and back, and the master has a free rendezvous port.
+
+    A link that failed says nothing when an agent at its end was restarted meanwhile: all are probed again.
 
     Of the addresses that each replica offers one is settled on, for the links to be judged on and for all that
     follows: the collective and the training use its interface.
     """
-    reports = reports_of(attempt, members, Stage.TCP)
+    task = tcp_task_id(attempt)
+    reports = [member.task(attempt.id, task) for member in members]
     waiting = any(report is None or report.state == "running" for report in reports)
     if waiting and elapsed_s <= job.deadlines.tcp_s + REPORT_SLACK_S:
         return PENDING
@@ -99,7 +108,19 @@ def judge_tcp_stage(
     )
     master = results.get(members[0].replica_id)
     port = master.rendezvous_port if master else None
-    if blocking(findings, job.allow) or port is None:
+    broken = blocking(findings, job.allow) or port is None
+    restarted = restarted_since(attempt.seats, members)
+    if restarted and attempt.probed < PROBED_ANEW and broken:
+        again = {
+            "seats": as_of_now(attempt.seats, members),
+            "probed": attempt.probed + 1,
+            "probed_since": at,
+            "refused_since": None,
+        }
+        return Verdict("pending", updates=again)
+    if broken and (doubt := _in_doubt(attempt, members, results, at)) is not None:
+        return doubt
+    if broken or port is None:
         reason = first_error(findings, job.allow)
         return Verdict("failed", reason, findings, updates={"seats": seats}, retryable=True)
     links = [link for result in results.values() for link in result.links]
@@ -117,6 +138,48 @@ def judge_tcp_stage(
             "rendezvous_port": port,
         },
         updates={"seats": seats, "rendezvous_port": port, "free_ports": _free_ports(members, results)},
+    )
+
+
+def _in_doubt(
+    attempt: AttemptState, members: Sequence[Observed], results: Mapping[str, TcpResult], at: float
+) -> Verdict | None:
+    """Where an agent did not take a connection, whether it still lives: one that does speaks every two seconds.
+
+    One that was killed is soon back, and then its links are probed again, or it is silent, and then that is the finding.
+    """
+    refused = {
+        link.replica_id
+        for result in results.values()
+        for link in result.links
+        if not link.ok and link.fault in _NOBODY_THERE
+    }
+    if not refused:
+        return None
+    if attempt.refused_since is None:
+        return Verdict("pending", updates={"refused_since": at})
+    since_s = at - attempt.refused_since
+    unheard = any(m.replica_id in refused and m.silent_s >= since_s for m in members)
+    return PENDING if unheard and since_s <= GONE_IN_HANDSHAKE_S + 1.0 else None
+
+
+def tcp_task_id(attempt: AttemptState) -> str:
+    """The id of the probes of its links, as they were ordered last."""
+    return f"{task_id(Stage.TCP)}-{attempt.probed}" if attempt.probed else task_id(Stage.TCP)
+
+
+def restarted_since(seats: Sequence[Seat], members: Sequence[Observed]) -> bool:
+    """Whether an agent was started anew since these seats were as of now; its part has to be done again."""
+    return any(seat.incarnation not in (0, m.incarnation) for seat, m in zip(seats, members, strict=True))
+
+
+def as_of_now(seats: Sequence[Seat], members: Sequence[Observed]) -> tuple[Seat, ...]:
+    """The seats with what changes when an agent is started anew: it listens on another port."""
+    return tuple(
+        seat.model_copy(
+            update={"incarnation": m.incarnation, "echo_port": m.registration.echo_port or seat.echo_port}
+        )
+        for seat, m in zip(seats, members, strict=True)
     )
 
 

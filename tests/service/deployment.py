@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,8 @@ class Deployment:
     port: int = 0
     coordinator: subprocess.Popen[bytes] | None = None
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    coordinator_has: dict[str, str] = field(default_factory=dict)
+    agents_have: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         with socket.socket() as free:
@@ -82,20 +84,20 @@ class Deployment:
             **more,
         }
 
-    def start_coordinator(self) -> None:
-        environment = self.environment("coordinator", RANKCALL_HOST="127.0.0.1")
+    def start_coordinator(self, *, wait: bool = True) -> None:
+        environment = self.environment("coordinator", RANKCALL_HOST="127.0.0.1", **self.coordinator_has)
         self.coordinator = self._start([sys.executable, "-m", "coordinator"], "coordinator", environment)
-        self.eventually(self._answers)
+        if wait:
+            self.eventually(self.answers)
 
     def start_agent(self, number: int, *, supervised: bool = False, **more: str) -> subprocess.Popen[bytes]:
         """An agent; `supervised`: below a process that waits for it, to which it is tied as to `rankcall up`."""
-        environment = self.environment(
-            f"agent-{number}",
-            RANKCALL_URL=f"http://127.0.0.1:{self.port}",
-            RANKCALL_ADDRESS=f"127.0.0.{number + 1}",
-            RANKCALL_PYTHON=str(self.python),
-            **more,
-        )
+        usual = {
+            "RANKCALL_URL": f"http://127.0.0.1:{self.port}",
+            "RANKCALL_ADDRESS": f"127.0.0.{number + 1}",
+            "RANKCALL_PYTHON": str(self.python),
+        }
+        environment = self.environment(f"agent-{number}", **{**usual, **more})
         argv = [sys.executable, "-c", _SUPERVISOR] if supervised else [sys.executable, "-m", "agent"]
         self.agents[number] = self._start(argv, f"agent-{number}", environment)
         return self.agents[number]
@@ -200,7 +202,7 @@ class Deployment:
             f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))
         )
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             return self.client.get("/replicas").status_code == 200
         except httpx.HTTPError:
@@ -209,10 +211,15 @@ class Deployment:
 
 @contextmanager
 def deployed(
-    folder: Path, nodes: int = 2, *, agents: bool = True, **environment: str
+    folder: Path,
+    nodes: int = 2,
+    *,
+    agents: bool = True,
+    coordinator_has: Mapping[str, str] | None = None,
+    **environment: str,
 ) -> Iterator[Deployment]:
     """A coordinator, and as many agents as it expects; `environment` is the agents'."""
-    deployment = Deployment(folder, nodes)
+    deployment = Deployment(folder, nodes, coordinator_has=dict(coordinator_has or {}))
     try:
         deployment.start_coordinator()
         if agents:

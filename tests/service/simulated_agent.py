@@ -1,13 +1,14 @@
 """A replica without training: registers, reports, and answers each task at once with what a healthy one would say.
 
 It speaks the real protocol to a real coordinator over HTTP; only the work behind it is missing. `files` are
-what its result consists of; they are served to whoever downloads them.
+what its result consists of; they are served to whoever downloads them. `clock_s`: how far its clock is ahead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator, Mapping
 
 import httpx
@@ -37,6 +38,7 @@ from coordinator.core.protocol import (
     TaskResult,
     TcpResult,
     TcpTask,
+    Telemetry,
     UploadRequest,
 )
 
@@ -51,14 +53,17 @@ class Agent:
     ) -> None:
         self.replica_id = f"r-{number:010d}"
         self.number = number
+        self.fingerprint = f"fingerprint-{number}"
         self.incarnation = 1
         self.files = dict(files or {"outputs/model.safetensors": b"weights" * 100})
         self.log = b""
+        self.clock_s = 0.0
         self.hold: frozenset[Stage] = frozenset()
         self.uploads_begun: list[UploadRequest] = []
         self._join_token = join_token
         self._client = httpx.Client(base_url=f"{url}/api/v1", timeout=60, trust_env=False, verify=False)
         self._version: str | None = None
+        self._wanted: Desired | None = None
         self._plan: AttemptPlan | None = None
         self._tasks: dict[str, TaskReport] = {}
         self._sizes: dict[str, int] = {}
@@ -70,7 +75,7 @@ class Agent:
     def register(self) -> httpx.Response:
         registration = Registration(
             replica_id=self.replica_id,
-            fingerprint=f"fingerprint-{self.number}",
+            fingerprint=self.fingerprint,
             incarnation=self.incarnation,
             hostname=f"replica-{self.number}",
             addresses=(Address(address=f"10.0.0.{self.number % 250 + 1}", interface="eth0"),),
@@ -103,6 +108,7 @@ class Agent:
             tasks=tuple(self._tasks.values()),
             appends=appends,
             facts=facts,
+            telemetry=Telemetry(at=time.time() + self.clock_s),
         )
         return self._client.post(f"/replicas/{self.replica_id}/report", content=report.model_dump_json())
 
@@ -131,31 +137,55 @@ class Agent:
         self._sizes[stream] = size.size_bytes
         return size.size_bytes
 
+    def _mirror(self, stream: str, whole: bytes) -> None:
+        """All of a stream, from what the coordinator has of it on."""
+        while (size := self._sizes.get(stream, 0)) < len(whole):
+            self.append(stream, whole[size:])
+
     # --- by itself
 
     def live(self) -> None:
         """Registers, then does what it should in a thread of its own until `end`."""
-        self.register().raise_for_status()
+        while (answer := self.register()).status_code == 429 or answer.json().get("code") == "SYS119":
+            time.sleep(1.0)  # in doubt whether it is a clone
+        answer.raise_for_status()
         facts = Facts(packages={"torch": "2.13.0"}, python="3.11", torch_ready=True)
         self.report(facts=facts).raise_for_status()
         thread = threading.Thread(target=self._loop, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def end(self) -> None:
+    def vanish(self) -> None:
+        """Killed: from now on nothing is heard of it."""
         self._stop.set()
         for thread in self._threads:
             thread.join(30)
+
+    def come_back(self, *, as_container: bool = False) -> None:
+        """After `vanish`, the next incarnation. `as_container`: with what was in memory and on its disk gone, too."""
+        self.incarnation += 1
+        if as_container:
+            self.fingerprint += " again"
+            self._plan, self._tasks, self._sizes = None, {}, {}
+        self._version = self._wanted = None
+        self._stop = threading.Event()
+        self._threads = []
+        self.live()
+
+    def end(self) -> None:
+        self.vanish()
         self._client.close()
 
     def _loop(self) -> None:
         while not self._stop.is_set():
             try:
-                desired = self.desired(wait_s=1)
-                if desired is not None:
-                    self.converge(desired)
+                self._wanted = self.desired(wait_s=1) or self._wanted
+                if self._wanted is not None:  # also when it is the same: something may be held back no more
+                    self.converge(self._wanted)
                 self.report()
-            except httpx.HTTPError:
+            except httpx.TransportError:  # the coordinator is not there; nothing is forgotten for that
+                self._stop.wait(0.1)
+            except httpx.HTTPStatusError:
                 if not self._stop.wait(0.2) and self.register().status_code != 201:
                     return
 
@@ -186,9 +216,9 @@ class Agent:
         if task.task_id in self._tasks:
             return
         if isinstance(task, RunTask) and task.stage is Stage.TRAIN:
-            for record in _progress(plan):
-                self.append("progress.0", record.model_dump_json(exclude_none=True).encode() + b"\n")
-            self.append("train.log", self.log or f"rank {plan.rank} trained\n".encode())
+            lines = [record.model_dump_json(exclude_none=True).encode() for record in _progress(plan)]
+            self._mirror("progress.0", b"\n".join(lines) + b"\n")
+            self._mirror("train.log", self.log or f"rank {plan.rank} trained\n".encode())
         self._tasks[task.task_id] = TaskReport(
             task_id=task.task_id, stage=task.stage, state="succeeded", result=self._result(task)
         )

@@ -4,10 +4,12 @@ Called like the interpreter of a training environment. `agent.prepare`, accelera
 are stood in for; anything else (the probes, torch included) goes to the real interpreter. What it does is told
 by `behaviour.json` in the submission's bundle:
 
-    {"steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
+    {"noise": {"seed": 1, "pieces": 50, "seconds": 5},
+     "steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
      "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}, "hang_again": true, "save_steps": 2,
      "not_a_number": {"1": 2}}
 
+`noise`: the worker says what `noise.py` knows and nothing else, but notes in `workers` that it was there.
 `hang`: the ranks named do nothing any more after their steps, in the first attempt on this replica (`kill`: they die);
 with `hang_again` in each. `save_steps`: a checkpoint after so many, which a further attempt goes on from.
 `not_a_number`: from this step on the loss of this rank is none.
@@ -25,6 +27,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import noise
 
 from agent import checkpoints
 from agent import prepare as prepare_again
@@ -62,6 +66,8 @@ def launch(arguments: list[str]) -> int:
 
 def worker(rank: int, world: int) -> int:
     told = behaviour()
+    if "noise" in told:
+        return make_noise(rank, world, **told["noise"])
     if told.get("stubborn"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(f"worker {os.getpid()} of rank {rank}", flush=True)
@@ -94,6 +100,23 @@ def worker(rank: int, world: int) -> int:
         save(Path("outputs"))
     print("the end", flush=True)
     return int(told.get("exit", {}).get(str(rank), 0))
+
+
+def make_noise(rank: int, world: int, seed: int, pieces: int, seconds: float) -> int:
+    with Path(ATTEMPT, "workers").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    first, *steps, last = noise.records(seed, rank, world, pieces)
+    with Path(ATTEMPT, "streams", "progress.0").open("ab", buffering=0) as progress:
+        progress.write(noise.line(first))
+        for piece, step in zip(noise.pieces(seed, rank, pieces), steps, strict=True):
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
+            progress.write(noise.line(step))
+            time.sleep(seconds / pieces)
+        progress.write(noise.line(last))
+    if rank == 0:
+        save(Path("outputs"))
+    return 0
 
 
 def resumed() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deployment import deployed
 
 from agent import progress, spool
 from agent.progress import ProgressWriter
@@ -39,6 +40,42 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.fixture
+def disk_of_a_replica(tmp_path: Path) -> Iterator[Path]:
+    """The state folder of the second agent of a deployment in `tmp_path`, on a disk of 16 MiB."""
+    disk = tmp_path / "agent-1"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_job_outlives_a_full_disk_and_what_was_dropped_is_a_finding(
+    disk_of_a_replica: Path, tmp_path: Path
+) -> None:
+    lines = 300_000
+    with deployed(tmp_path) as deployment:
+        job_id = deployment.submit({"until": "release", "burst_lines": lines})
+        deployment.training(job_id)
+        for number in (0, 1):
+            deployment.eventually(lambda n=number: b"\nwaiting" in deployment.stream(n, job_id))
+        assert os.statvfs(disk_of_a_replica).f_bavail > 0, "checkpoints and reports need the rest"
+        (deployment.layout(0).work(job_id) / "release").touch()
+        (deployment.layout(1).work(job_id) / "release").touch()
+        job = deployment.until(job_id, lambda job: job["state"] not in ("queued", "running"))
+        assert job["state"] == "succeeded", (job["findings"], deployment.everything_said())
+        assert job["attempts"] == 1
+        log = deployment.stream(1, job_id)
+        deployment.eventually(deployment.layout(1).attempt(job_id, 1).mirrored.exists)
+        assert deployment.mirrored(1, job_id, limit=1 << 26) == log
+        said = [line for line in log.splitlines() if line.startswith(b"rankcall: the disk was full; ")]
+        dropped = sum(int(line.split()[5]) for line in said)
+        (found,) = (one for one in job["findings"] if one["code"] == "RUN028")
+        assert found["severity"] == "warning" and f" {dropped} bytes of the output" in found["message"]
+        assert dropped > lines * 100 - (16 << 20), "more than the disk holds was said"
+        assert deployment.stream(0, job_id).count(b"x\n") == lines, "the others have all of theirs"
 
 
 def carrying(path: Path) -> Spool:

@@ -174,3 +174,28 @@ def test_an_append_to_an_attempt_that_does_not_exist_leaves_no_stream(
 def test_nobody_reports_for_another(coordinator: Coordinator, agents: tuple[Agent, Agent, Agent]) -> None:
     one, two, _ = agents
     assert say(coordinator, two.replica_id, one.token, Report(incarnation=1)).status_code == 403
+
+
+def test_a_report_that_was_overtaken_on_its_way_brings_its_streams_and_no_old_news(
+    coordinator: Coordinator, client: httpx.Client, agents: tuple[Agent, Agent, Agent]
+) -> None:
+    """Given up by its sender and delivered late by a network that had held it back."""
+    job_id = submitted(client)
+    until(client, job_id, training(client))
+    one, attempt_id = agents[1], f"{job_id}-1"
+    one.vanish()
+    words = Append(attempt_id=attempt_id, stream="train.log", offset=0, data=b"early words\n")
+    now = Report(incarnation=1, number=7, holding=(attempt_id,), attempt_id=attempt_id)
+    assert say(coordinator, one.replica_id, one.token, now).is_success
+    before = failure(attempt_id, 1, words).model_copy(update={"number": 6, "leaving": True})
+    assert say(coordinator, one.replica_id, one.token, before).is_success
+    # The next job's verdict shows that everything has been looked at since.
+    until(client, submitted(client), lambda job: "waiting" in job.verdict)
+    after = job(client, job_id)
+    assert (after.state, after.stage, after.findings) == ("running", "train", ())
+    (seen,) = (
+        item for item in client.get("/api/v1/replicas").json()["items"] if item["id"] == one.replica_id
+    )
+    assert seen["alive"]
+    read = client.get(f"/api/v1/jobs/{job_id}/logs", params={"rank": 1, "stream": "train.log"})
+    assert read.content == b"early words\n"

@@ -53,6 +53,7 @@ class World:
         self.starts: dict[str, tuple[ProgressRecord, ...]] = {}
         self.findings: list[Finding] = []
         self.broken: dict[str, str] = {}
+        self.listening_since = 0.0
         for name in names:
             self.register(name)
 
@@ -89,6 +90,7 @@ class World:
                 self.replicas,
                 self.starts,
                 broken=self.broken,
+                listening_since=self.listening_since,
             )
         )
         self.jobs.update({job.id: job for job in change.jobs})

@@ -196,9 +196,12 @@ class Report(Message):
         attempt_id, tasks: the attempt it works on, and all its tasks so far.
         facts: sent when they are new since the coordinator last acknowledged them.
         leaving: this replica was shut down; it says nothing more after this.
+        number: grows with each report of an incarnation. One that was overtaken on its way (the agent gave it up and
+            made another) is old news and brings nothing but its streams. 0: not told.
     """
 
     incarnation: int
+    number: int = Field(default=0, ge=0)
     holding: tuple[str, ...] = ()
     attempt_id: str | None = None
     tasks: tuple[TaskReport, ...] = ()
