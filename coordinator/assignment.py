@@ -105,8 +105,7 @@ def _tcp(job: Job, attempt: AttemptState, seat: Seat) -> TcpTask:
         task_id=tcp_task_id(attempt),
         stage=Stage.TCP,
         deadline_s=job.deadlines.tcp_s,
-        # not a secret: it only has to differ from what another attempt's probes would echo
-        nonce=hashlib.sha256(f"{attempt.id}/{attempt.created_at}".encode()).hexdigest()[:32],
+        nonce=_nonce(attempt),
         targets=offered_targets(members, {other.replica_id: other.offers for other in attempt.seats})[
             seat.replica_id
         ],
@@ -147,7 +146,13 @@ def _collective(
         interface=seat.interface,
         processes=processes,
         environment={name: value for name, value in variables.items() if name.startswith(("NCCL_", "GLOO_"))},
+        nonce=_nonce(attempt),
     )
+
+
+def _nonce(attempt: AttemptState) -> str:
+    """No secret: it only has to differ from what another attempt's probes would say at the same address."""
+    return hashlib.sha256(f"{attempt.id}/{attempt.created_at}".encode()).hexdigest()[:32]
 
 
 def _port(attempt: AttemptState, master: Seat) -> int:

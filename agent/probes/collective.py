@@ -40,6 +40,7 @@ _LIBRARY_MARGIN = (
 )
 _CONNECT_S = 3.0  # one try to reach the rendezvous port; a dropped first packet is repeated after 1 s
 _KNOCK_S = 0.05  # between tries
+_AGAIN_S = 0.2  # after a store that broke off before all were there
 _END_S = 5.0  # rank 0 keeps the store open so long for those that are slower
 
 
@@ -159,8 +160,7 @@ class _Part:
     def play(self) -> None:
         import torch.distributed as dist
 
-        store = self._store(dist)
-        self._join(store)
+        store = self._joined(dist)
         self._init(dist, store)
         self._all_reduce(dist)
         if self.world > 1:
@@ -174,6 +174,22 @@ class _Part:
         self.outcome.ok = True
         self.enter("done")
 
+    def _joined(self, dist: Any) -> Any:
+        """The store, once all are at it. One that breaks off before that was of an earlier round: the next comes at its
+        address as soon as its master has been told.
+        """
+        while True:
+            try:
+                store = self._store(dist)
+                self._join(store)
+                return store
+            except Absent:
+                raise
+            except Exception:
+                if self.rank == 0 or time.monotonic() + _AGAIN_S > self.until:
+                    raise
+                time.sleep(_AGAIN_S)
+
     def _left(self) -> timedelta:
         return timedelta(seconds=max(0.5, self.until - time.monotonic()))
 
@@ -182,7 +198,7 @@ class _Part:
         self.began = time.monotonic()
         if self.rank > 0:
             _reach(self.task["master_address"], self.task["master_port"], self.until)
-        return dist.TCPStore(
+        store = dist.TCPStore(
             self.task["master_address"],
             self.task["master_port"],
             self.world,
@@ -190,6 +206,8 @@ class _Part:
             self._left(),
             wait_for_workers=False,
         )
+        # A rank that was not told yet that its round is over comes to this store too, and must be no one's peer here.
+        return dist.PrefixStore(f"{self.task['nonce']}/{self.task['task_id']}", store)
 
     def _join(self, store: Any) -> None:
         self.enter("join")

@@ -57,7 +57,7 @@ def test_a_job_outlives_a_full_disk_and_what_was_dropped_is_a_finding(
 ) -> None:
     lines = 300_000
     with deployed(tmp_path) as deployment:
-        job_id = deployment.submit({"until": "release", "burst_lines": lines})
+        job_id = deployment.submit({"until": "release", "burst_lines": lines}, allow=["ENV020", "ENV021"])
         deployment.training(job_id)
         for number in (0, 1):
             deployment.eventually(lambda n=number: b"\nwaiting" in deployment.stream(n, job_id))

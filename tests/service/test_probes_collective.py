@@ -219,6 +219,45 @@ def test_without_torch_the_result_says_so() -> None:
         asyncio.run(run(Path(folder)))
 
 
+def test_who_is_still_in_an_earlier_round_does_not_meet_the_next_one_at_its_address() -> None:
+    """A replica that was cut off has not been told yet; the one that was restarted waits for it, not for its past."""
+
+    async def run() -> None:
+        async with warm(2) as probes:
+            await asyncio.gather(*(probe.torch_facts() for probe in probes))
+            port = free_port()
+            past = asyncio.create_task(probes[1].collective(task(1, 2, port, nonce="same")))
+            await asyncio.sleep(0.3)
+            again = asyncio.create_task(
+                probes[0].collective(task(0, 2, port, nonce="same", task_id="collective-1"))
+            )
+            await asyncio.sleep(2.0)
+            assert not again.done() and not past.done()
+            past.cancel()
+            late = await probes[1].collective(task(1, 2, port, nonce="same", task_id="collective-1"))
+            assert late.ok, late
+            assert (await again).ok
+
+    asyncio.run(run())
+
+
+def test_who_comes_to_an_earlier_round_waits_for_its_own_to_be_opened_there() -> None:
+    async def run() -> None:
+        async with warm(2) as probes:
+            await asyncio.gather(*(probe.torch_facts() for probe in probes))
+            port = free_port()
+            past = asyncio.create_task(probes[0].collective(task(0, 2, port)))
+            await asyncio.sleep(0.3)
+            early = asyncio.create_task(probes[1].collective(task(1, 2, port, task_id="collective-1")))
+            await asyncio.sleep(1.0)
+            past.cancel()
+            again = await probes[0].collective(task(0, 2, port, task_id="collective-1"))
+            assert again.ok, again
+            assert (await early).ok
+
+    asyncio.run(run())
+
+
 def test_when_the_agent_dies_its_probe_and_every_child_die_too(tmp_path: Path) -> None:
     script = tmp_path / "observer.py"
     script.write_text(

@@ -62,9 +62,11 @@ class CollectiveTask(_Task):
         rank: the replica's place in the group; its processes are `rank * processes + local_rank`.
         world_size: all processes of the group: replicas times `processes`.
         environment: laid over the child's own (what the training will get for NCCL and gloo).
+        nonce: of this round alone: who still takes part in an earlier one at the same address does not meet it.
     """
 
     kind: Literal["collective"] = "collective"
+    nonce: str = ""
     rank: int
     world_size: int
     master_address: str
