@@ -23,6 +23,11 @@ from coordinator.stages.gather import ABSENT_S
 HELD = (Stage.TCP, Stage.COLLECTIVE, Stage.PREPARE, Stage.TRAIN, Stage.COLLECT)
 
 
+def mostly_long(*stages: Stage, always: Stage) -> list[Any]:
+    """All of them as parameters, but only one in the default run."""
+    return [stage if stage is always else pytest.param(stage, marks=pytest.mark.long) for stage in stages]
+
+
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with deployed(tmp_path_factory.mktemp("torn"), 2, agents=False) as deployment:
@@ -88,7 +93,7 @@ def test_a_coordinator_killed_in_this_stage_goes_on_with_it(deployment: Deployme
         assert deployment.mirrored(rank, job_id) == f"rank {rank} trained\n".encode()
 
 
-@pytest.mark.parametrize("stage", HELD, ids=str)
+@pytest.mark.parametrize("stage", mostly_long(*HELD, always=Stage.TRAIN), ids=str)
 def test_a_coordinator_killed_while_it_cancels_ends_the_job_as_cancelled(
     deployment: Deployment, stage: Stage
 ) -> None:
@@ -126,7 +131,7 @@ def test_half_have_joined_when_the_coordinator_is_killed_and_the_others_complete
 
 
 @pytest.mark.parametrize("as_container", [False, True], ids=["agent", "container"])
-@pytest.mark.parametrize("stage", HELD[:3], ids=str)
+@pytest.mark.parametrize("stage", mostly_long(*HELD[:3], always=Stage.COLLECTIVE), ids=str)
 def test_a_replica_that_restarts_in_this_stage_does_its_part_while_the_others_wait(
     deployment: Deployment, stage: Stage, as_container: bool
 ) -> None:
@@ -141,7 +146,7 @@ def test_a_replica_that_restarts_in_this_stage_does_its_part_while_the_others_wa
     assert (job["state"], job["attempts"]) == ("succeeded", 1), (job["verdict"], job["findings"])
 
 
-@pytest.mark.parametrize("stage", [Stage.TCP, Stage.PREPARE], ids=str)
+@pytest.mark.parametrize("stage", mostly_long(Stage.TCP, Stage.PREPARE, always=Stage.TCP), ids=str)
 def test_a_coordinator_that_was_stopped_for_long_takes_nobody_for_gone(
     deployment: Deployment, stage: Stage
 ) -> None:
@@ -179,7 +184,7 @@ def alive(deployment: Deployment) -> list[str]:
     return [one["id"] for one in deployment.client.get("/replicas").json()["items"] if one["alive"]]
 
 
-@pytest.mark.parametrize("ahead_s", [3 * 3600.0, -7 * 3600.0], ids=["ahead", "behind"])
+@pytest.mark.parametrize("ahead_s", [3 * 3600.0, pytest.param(-7 * 3600.0, marks=pytest.mark.long)])
 def test_clocks_hours_apart_harm_no_job(deployment: Deployment, ahead_s: float) -> None:
     """Who failed first in spite of that: tests/unit/test_first_failure.py."""
     with replicas(deployment, 2, Stage.TRAIN) as (right, off):
