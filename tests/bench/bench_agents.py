@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import gc
 import json
@@ -29,10 +30,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
-from pydantic import Base64UrlBytes, BaseModel
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from coordinator.attempt import AttemptState, Seat, StageRecord
 from coordinator.core.protocol import Append, Report, Stage, TaskReport, Telemetry
@@ -66,16 +70,11 @@ def events_of(rank: int, step: int) -> bytes:
 # --- the bare app
 
 
-class BareAppend(BaseModel):
+class BareAppend(NamedTuple):
     attempt_id: str
     stream: str
     offset: int
-    data: Base64UrlBytes
-
-
-class BareReport(BaseModel):
-    incarnation: int
-    appends: list[BareAppend]
+    data: bytes
 
 
 class Groups:
@@ -129,27 +128,25 @@ class Groups:
 
 def serve_bare(port: int, folder: Path) -> None:
     import uvicorn
-    from fastapi import FastAPI
 
-    app = FastAPI()
     groups: list[Groups] = []
 
-    @app.get("/healthz")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.post("/api/v1/replicas/{replica_id}/report")
-    async def report(replica_id: str, given: BareReport) -> Response:
+    async def report(request: Request) -> Response:
         loop = asyncio.get_running_loop()
         if not groups:
             groups.append(Groups(folder / "bare.db", loop))
+        given = json.loads(await request.body())
         sizes = []
-        for append in given.appends:
+        for one in given["appends"]:
+            append = BareAppend(
+                one["attempt_id"], one["stream"], one["offset"], base64.urlsafe_b64decode(one["data"])
+            )
             future: asyncio.Future[int] = loop.create_future()
-            groups[0].queue.put((replica_id, append, future))
+            groups[0].queue.put((request.path_params["replica_id"], append, future))
             sizes.append({"stream": append.stream, "size_bytes": await future})
         return Response(json.dumps({"acknowledged": sizes}), media_type="application/json")
 
+    app = Starlette(routes=[Route("/api/v1/replicas/{replica_id}/report", report, methods=["POST"])])
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
