@@ -10,6 +10,8 @@ import contextlib
 import ctypes
 import sys
 
+from coordinator.core import interrupt
+
 # malloc.h. One heap for all threads; what is larger than a page or sixty goes back to the system when it is freed,
 # and so does the free end of the heap: a burst of log lines must not leave the agent large for ever.
 _MALLOPT = {-8: 1, -3: 256 << 10, -1: 512 << 10}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
@@ -17,10 +19,14 @@ _MALLOPT = {-8: 1, -3: 256 << 10, -1: 512 << 10}  # M_ARENA_MAX, M_MMAP_THRESHOL
 
 def main() -> int:
     """Run the agent of this replica until it is asked to end."""
+    interrupt.leave_at_once()
     _stay_small()
     from agent import start
 
-    return start.main()
+    try:
+        return start.main()
+    finally:
+        interrupt.leave_at_once()
 
 
 def _stay_small() -> None:

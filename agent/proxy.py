@@ -25,6 +25,7 @@ from coordinator.core.whereabouts import (
     Undecided,
     hints_of,
     speaks_tls,
+    told_host,
     without_service_links,
 )
 
@@ -168,7 +169,7 @@ async def serve(hints: Hints, listener: socket.socket) -> None:
 def main() -> int:
     # Not the agent's settings: pydantic would be a third of this process's memory.
     environment = without_service_links(os.environ)
-    host = environment.get("RANKCALL_HOST") or None
+    host = told_host(environment)
     try:
         hints = hints_of(environment)
         if hints.tls:

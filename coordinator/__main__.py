@@ -23,6 +23,7 @@ from fastapi import FastAPI
 from coordinator import journal
 from coordinator.api.wire import Doorman, protocol
 from coordinator.app import create_app, stop_streaming
+from coordinator.core import interrupt
 from coordinator.core.whereabouts import http_url, reachable_address
 from coordinator.limits import Limits
 from coordinator.listeners import listener_of
@@ -35,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 EXIT_STORE = 1
 EXIT_SETTINGS = 2
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = interrupt.INTERRUPTED
 
 # uvicorn's 5 s would cut agents off between two reports; proxies in front close idle connections at 60 s and more.
 KEEP_ALIVE_S = 75
@@ -60,10 +61,12 @@ class Server(uvicorn.Server):
 
 def main() -> int:
     """Serves until told to stop; returns the exit code."""
+    interrupt.leave_at_once()
     try:
         settings = Settings.from_environment()
         journal.start(token.get_secret_value() for token in settings.secrets().values())
         _allow_many_connections()
+        interrupt.raise_it()  # the store is opened from here on, and closed whatever comes
         with (
             bound(settings.bind_host, settings.port) as listener,
             asyncio.Runner(loop_factory=_event_loop()) as runner,
@@ -75,6 +78,10 @@ def main() -> int:
     except StoreError as error:
         print(f"rankcall coordinator: {error}", file=sys.stderr)
         return EXIT_STORE
+    except KeyboardInterrupt:  # before the service had its own handler
+        return EXIT_INTERRUPTED
+    finally:
+        interrupt.leave_at_once()
 
 
 def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,6 +1,7 @@
 """Refusals in the audit: who was turned away, from where, at what. Whoever floods the service does not flood the store.
 
-The first refusal of a kind is written at once; those like it within a minute are counted and written as one.
+The first refusal of a kind is written at once; those like it soon after are counted, and written as one when that
+time is over.
 Called by `api/edge.py`; what succeeds is written by whoever does it, in the same transaction.
 """
 
@@ -11,13 +12,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from coordinator.core.clock import monotonic_s, now_at
+from coordinator.core.clock import now_at
 from coordinator.store import Store, StoreError, queries
 
 log = structlog.get_logger(__name__)
 
 # Refusals alike within this time are one event with a count.
-GATHER_S = 60.0
+GATHER_S = 20.0
 # Kinds that are held apart at once; further ones are only logged.
 MOST_KINDS = 256
 
@@ -38,37 +39,45 @@ class Refusals:
     """The refusals of one app."""
 
     store: Store
-    _since: dict[Refusal, tuple[float, int]] = field(default_factory=dict)
+    gather_s: float = GATHER_S
+    _more: dict[Refusal, int] = field(default_factory=dict)
+    _timers: set[asyncio.TimerHandle] = field(default_factory=set)
     _writing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def note(self, refusal: Refusal) -> None:
         """Somebody was turned away just now. Never raises, never waits."""
-        now_s = monotonic_s()
-        held = self._since.get(refusal)
-        if held is not None and now_s - held[0] < GATHER_S:
-            self._since[refusal] = held[0], held[1] + 1
+        if refusal in self._more:
+            self._more[refusal] += 1
             return
-        self._forget(now_s)
-        if len(self._since) >= MOST_KINDS:
+        if len(self._more) >= MOST_KINDS:
             log.warning("refused", actor=refusal.actor, route=refusal.route, status=refusal.status)
             return
-        self._since[refusal] = now_s, 0
+        self._more[refusal] = 0
         self._write(refusal, 1)
+        self._settle_later(refusal)
 
     async def close(self) -> None:
         """Write what was only counted so far."""
-        for refusal, (_, times) in self._since.items():
-            if times:
-                self._write(refusal, times)
-        self._since.clear()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        for refusal in tuple(self._more):
+            self._settle(refusal)
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    def _forget(self, now_s: float) -> None:
-        for refusal, (since_s, times) in tuple(self._since.items()):
-            if now_s - since_s >= GATHER_S:
-                del self._since[refusal]
-                if times:
-                    self._write(refusal, times)
+    def _settle_later(self, refusal: Refusal) -> None:
+        def settle() -> None:
+            self._timers.discard(timer)
+            self._settle(refusal)
+
+        timer = asyncio.get_running_loop().call_later(self.gather_s, settle)
+        self._timers.add(timer)
+
+    def _settle(self, refusal: Refusal) -> None:
+        """Writes what was only counted; the next of this kind is a first one again."""
+        times = self._more.pop(refusal, 0)
+        if times:
+            self._write(refusal, times)
 
     def _write(self, refusal: Refusal, times: int) -> None:
         task = asyncio.create_task(self._store(refusal, times))

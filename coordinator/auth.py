@@ -37,11 +37,14 @@ class Principal:
     replica_id: str | None = None
     incarnation: int | None = None
     by_session: bool = False
+    wrong_token: bool = False  # it showed one, and it is nobody's
 
     @property
     def actor(self) -> str:
         """For the audit, e.g. `admin@10.0.0.7` or `replica:r-0123456789@10.0.0.7`."""
         who = f"replica:{self.replica_id}" if self.replica_id else str(self.role)
+        if self.wrong_token:
+            who = "wrong-token"
         return f"{who}@{self.host or 'local'}"
 
 
@@ -125,13 +128,20 @@ class Authority:
         Raises:
             ProblemError: 401 for a token that is nobody's, 429 after too many of those from `host`.
         """
-        self._rates.may_guess(host)
-        given = digest(token)
-        found = [role for role, secret in self._secrets.items() if hmac.compare_digest(given, secret)]
-        if not found:
+        found = self._roles(token)
+        if not found:  # whoever has the right one is answered, whatever others at his address try
+            self._rates.may_guess(host)
             self._rates.guessed_wrong(host)
             raise unauthenticated("The token is not known to this coordinator.")
         return found[0]
+
+    def knows(self, token: str) -> bool:
+        """Whether it is one of the configured secrets, for the audit of who was turned away."""
+        return bool(self._roles(token))
+
+    def _roles(self, token: str) -> list[Role]:
+        given = digest(token)
+        return [role for role, secret in self._secrets.items() if hmac.compare_digest(given, secret)]
 
     async def identify(
         self, bearer: str | None, session_id: str | None, host: str, now_at: float

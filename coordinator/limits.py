@@ -24,7 +24,8 @@ class Limits:
 
     Attributes:
         guesses, guesses_per_s: wrong tokens an address may send at once, and after that. A person mistypes
-            a few times; at one guess in five seconds the shortest admissible token outlasts its deployment.
+            a few times. The right token is answered all the same: many people share an address, and one of them
+            must not lock the others out. Against guessing stands the token's length.
         requests, requests_per_s: of an address without a token, or with a viewer's. A page loads forty files and holds
             one stream; a few dozen people may come through one proxy.
         addresses: that are remembered; beyond it the one not seen for longest is forgotten.
@@ -91,7 +92,7 @@ class Rates:
         self._requests.take(host)
 
     def may_guess(self, host: str) -> None:
-        """Refuses even to look at a token after too many wrong ones from this address.
+        """Refuses one more wrong token after too many from this address.
 
         Raises:
             ProblemError: 429.

@@ -16,6 +16,8 @@ class Listener:
     def __str__(self) -> str:
         if self.pid is None:
             return "another process"
+        if "agent.proxy" in self.command:
+            return f"the page of another replica on this machine (pid {self.pid}; each needs a RANKCALL_HOST of its own)"
         return f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
 
 

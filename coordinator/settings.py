@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from coordinator.core.paths import Layout, state_dir
 from coordinator.core.tls import checked
+from coordinator.core.whereabouts import own_loopback
 from coordinator.retention import DAY_S, Keep
 
 # Shorter secrets can be guessed over the network in days; they are refused, not only warned about.
@@ -45,7 +46,8 @@ class Settings(BaseSettings):
         previous_token: the join secret before the present one. While it is set, replicas whose environment still
             has it may join and go on; it administers nothing. Without it they are refused until they have the new one.
         nodes: replicas the deployment has; a job's default.
-        host: bind address; None: all addresses with a token, 127.0.0.1 without.
+        host: bind address; None: `address` where that is a loopback address (replicas on one machine), else all
+            addresses with a token, 127.0.0.1 without.
         port: of the API and the page; 0 takes any free one.
         state_dir: the SQLite store lies in its `coordinator/` folder.
         database_url: another store, e.g. `postgresql+psycopg://…`, which any number of coordinator processes may share.
@@ -146,7 +148,7 @@ class Settings(BaseSettings):
     @property
     def bind_host(self) -> str:
         """The address to bind; `::` takes IPv4 as well, where the machine has IPv6."""
-        return self.host or ("127.0.0.1" if self.token is None else "::")
+        return self.host or own_loopback(self.address) or ("127.0.0.1" if self.token is None else "::")
 
     @property
     def store_url(self) -> str:

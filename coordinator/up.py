@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.claim import CannotStart, check_port, claimed
-from coordinator.core import paths
+from coordinator.core import interrupt, paths
 from coordinator.core.clock import monotonic_s
 from coordinator.core.process import (
     ProcessId,
@@ -39,6 +39,7 @@ from coordinator.core.whereabouts import (
     hints_of,
     http_url,
     own_url,
+    told_host,
     without_service_links,
 )
 from coordinator.role import RoleWatch
@@ -127,13 +128,13 @@ class Supervisor:
 
     def _bind_address(self) -> str:
         """Where the coordinator will listen (`coordinator/settings.py`); IPv4 stands for both families."""
-        host = self.environment.get("RANKCALL_HOST", "")
+        host = told_host(self.environment) or ""
         if host in _WILDCARDS:
             return "0.0.0.0" if self.environment.get("RANKCALL_TOKEN") else "127.0.0.1"  # noqa: S104
         return host
 
     def _own_url(self) -> str:
-        host = self.environment.get("RANKCALL_HOST", "")
+        host = told_host(self.environment) or ""
         return (
             own_url(self.hints) if host in _WILDCARDS else http_url(host, self.hints.port, tls=self.hints.tls)
         )
@@ -374,6 +375,7 @@ def adopt_orphans() -> None:
 
 
 def main() -> int:
+    interrupt.leave_at_once()
     try:
         return run(os.environ)
     except CannotStart as error:

@@ -45,15 +45,23 @@ def bearer_of(request: Request) -> str | None:
 async def _admit(request: Request, allowed: frozenset[Role]) -> None:
     bearer = bearer_of(request)
     session_id = request.cookies.get(SESSION_COOKIE) if bearer is None else None
+    authority = services_of(request).authority
     try:
-        principal = await services_of(request).authority.identify(
-            bearer, session_id, peer_host(request), now_at()
-        )
+        principal = await authority.identify(bearer, session_id, peer_host(request), now_at())
         request.scope[PRINCIPAL] = principal
         authorise(principal, allowed, request.path_params.get("replica_id"))
     except ProblemError as refusal:
-        request.scope[REFUSED] = refusal.problem.code
+        turned_away(request, refusal, bearer)
         raise
+
+
+def turned_away(request: Request, refusal: ProblemError, token: str | None) -> None:
+    """Leaves word for the audit (`edge.py`): the code, and whether a token was shown that is nobody's."""
+    request.scope[REFUSED] = refusal.problem.code
+    known = request.scope.get(PRINCIPAL)
+    if token is not None and (known is None or known.role is Role.NONE):
+        wrong = not services_of(request).authority.knows(token)
+        request.scope[PRINCIPAL] = Principal(Role.NONE, peer_host(request), wrong_token=wrong)
 
 
 class Guarded(APIRoute):

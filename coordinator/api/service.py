@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from coordinator.api.answers import Limit, PageCursor, answer, body, position
 from coordinator.api.problems import parsed, responses
-from coordinator.api.routing import Guarded, peer_host, principal_of
+from coordinator.api.routing import Guarded, peer_host, principal_of, turned_away
 from coordinator.api.services import Services, ServicesDep
 from coordinator.auth import SESSION_COOKIE, Principal
 from coordinator.core.clock import now_at
-from coordinator.core.problem import problem
+from coordinator.core.problem import ProblemError, problem
 from coordinator.core.views import EventPage, Health, SessionView, SignIn
 from coordinator.sessions import SESSION_S
 from coordinator.store import queries
@@ -109,7 +109,11 @@ async def session(request: Request, services: ServicesDep) -> Response:
 async def sign_in(request: Request, services: ServicesDep) -> Response:
     """Turns a token into a session that scripts cannot read and other sites cannot use."""
     given = await parsed(request, SignIn)
-    role, session_id = await services.authority.sign_in(given.token, peer_host(request), now_at())
+    try:
+        role, session_id = await services.authority.sign_in(given.token, peer_host(request), now_at())
+    except ProblemError as refusal:
+        turned_away(request, refusal, given.token)
+        raise
     await _note(services, Principal(role, peer_host(request)), "session.started")
     response = answer(SessionView(role=role.value, open=services.authority.open), 201)
     response.set_cookie(

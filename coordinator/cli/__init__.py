@@ -6,10 +6,15 @@ from __future__ import annotations
 import os
 import sys
 
+from coordinator.core import interrupt
+
 
 def main() -> None:
     """Runs the command line. A user sees words and an exit code, never a traceback (but with RANKCALL_DEBUG=1)."""
-    sys.exit(run())
+    interrupt.leave_at_once()
+    code = run()
+    interrupt.leave_at_once()  # where a verb had asked for the exception, the interpreter's end would show it
+    sys.exit(code)
 
 
 def run() -> int:

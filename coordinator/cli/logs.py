@@ -10,6 +10,7 @@ from collections.abc import Callable
 from coordinator.cli.console import say
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.remote import Remote, failures_as_stops, stop_of
+from coordinator.core import interrupt
 from coordinator.core.http import ProblemAnswer, Unreachable
 from coordinator.core.views import TERMINAL_STATES, JobView
 
@@ -37,6 +38,7 @@ def print_log(
     offset = 0
     waiting = False
     job = remote.job(job_id)
+    interrupt.raise_it()
     while True:
         last_look = job.state in TERMINAL_STATES
         try:

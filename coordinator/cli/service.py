@@ -38,8 +38,11 @@ def agent() -> None:
 
 def _become(module: str) -> None:
     """This process turns into another, which does not carry the command line's imports."""
+    from coordinator.core import interrupt
+
     sys.stdout.flush()
     sys.stderr.flush()
+    interrupt.hold_back()
     os.execv(sys.executable, [sys.executable, "-m", module])  # noqa: S606
 
 

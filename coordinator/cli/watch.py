@@ -25,6 +25,7 @@ from coordinator.cli.board import (
 from coordinator.cli.console import duration, plain, say, size, talk
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.remote import Remote, stop_of
+from coordinator.core import interrupt
 from coordinator.core.clock import monotonic_s
 from coordinator.core.http import ProblemAnswer, ServerEvent, Unreachable
 from coordinator.core.protocol import Finding
@@ -52,6 +53,7 @@ def watch_job(remote: Remote, job_id: str, come_back: str = "rankcall job {} --w
         Stop: 102 for no such job, 3 when the coordinator refuses or was never reached, 130 on Ctrl-C.
     """
     remote.job(job_id)  # no such job, no coordinator, no authority: said at once and plainly
+    interrupt.raise_it()
     try:
         return follow(remote, job_id)
     except KeyboardInterrupt:

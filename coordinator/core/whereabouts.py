@@ -260,6 +260,20 @@ def own_url(hints: Hints) -> str:
     return http_url("127.0.0.1", hints.port, tls=hints.tls)
 
 
+def told_host(environment: Mapping[str, str]) -> str | None:
+    """The one address that coordinator and proxy of this replica are to bind; None: their own rule."""
+    return environment.get("RANKCALL_HOST") or own_loopback(environment.get("RANKCALL_ADDRESS", "").strip())
+
+
+def own_loopback(address: str | None) -> str | None:
+    """RANKCALL_ADDRESS where only this machine has it: then other replicas are here too, and want the same port at
+    theirs. Any other address may be a translated one, which cannot be bound."""
+    try:
+        return address if address and ipaddress.ip_address(address).is_loopback else None
+    except ValueError:
+        return None
+
+
 def resolve(host: str) -> tuple[str, ...]:
     """The addresses of a name, IPv4 ones alone where there are any; empty when it does not resolve now."""
     try:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -264,3 +265,40 @@ def test_doctor_finds_training_that_nobody_looks_after(shell: Shell) -> None:
         orphan.kill()
         orphan.wait()
     assert "SYS027" in codes, examination
+
+
+@pytest.mark.parametrize(
+    ("verb", "once_imported"),
+    [
+        (("jobs",), "typer"),
+        (("jobs",), "coordinator.core.protocol"),
+        (("check", "config.yml"), "coordinator.cli.verbs"),
+        (("check", "config.yml"), "coordinator.checks.subject"),
+        (("coordinator",), "fastapi"),
+        (("coordinator",), "coordinator.store.migrations"),
+        (("agent",), "httpx"),
+        (("up",), "coordinator.core.process"),
+    ],
+)
+def test_ctrl_c_at_any_moment_of_a_start_is_130_and_no_traceback(
+    verb: tuple[str, ...], once_imported: str, shell: Shell
+) -> None:
+    process = shell.start(
+        *verb, PYTHONPROFILEIMPORTTIME="1", RANKCALL_STATE_DIR=str(shell.folder / "s"), RANKCALL_PORT="0"
+    )
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if line.rstrip().endswith(f" {once_imported}"):
+                break
+        else:
+            raise AssertionError("".join(said))
+        process.send_signal(signal.SIGINT)
+        said.extend(process.stderr)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.communicate()
+    assert not [line for line in said if "Traceback" in line or "KeyboardInterrupt" in line]

@@ -241,9 +241,10 @@ def test_replicas_find_each_other_by_peers_and_each_serves_the_page(
 ) -> None:
     port = free_port()
     told = {"RANKCALL_PORT": str(port), "RANKCALL_PEERS": "127.0.0.1,127.0.0.2", "RANKCALL_NODES": "2"}
-    second = ups(tmp_path / "b", RANKCALL_ADDRESS="127.0.0.2", RANKCALL_HOST="127.0.0.2", **told)
+    second = ups(tmp_path / "b", RANKCALL_ADDRESS="127.0.0.2", **told)
+    until(lambda: second.service("agent.proxy") is not None)  # it must not take the first one's port
     until(lambda: second.said("replica: the coordinator is at http://127.0.0.1"))
-    first = ups(tmp_path / "a", RANKCALL_ADDRESS="127.0.0.1", RANKCALL_HOST="127.0.0.1", **told)
+    first = ups(tmp_path / "a", RANKCALL_ADDRESS="127.0.0.1", **told)
     until(lambda: len(replicas(f"http://127.0.0.1:{port}")) == 2)
     until(lambda: len(replicas(f"http://127.0.0.2:{port}")) == 2)
     assert first.end() == 0

@@ -133,9 +133,9 @@ ENTRIES: tuple[Entry, ...] = (
         "SYS117",
         "too many requests",
         "This address has sent too many wrong tokens, or more requests without a token than a person needs.",
-        "Guessing a token and flooding the service are both slowed down; replicas that have registered and "
+        "Who guesses tokens or floods the service is turned away early; replicas that have registered and "
         "administrators are not counted.",
-        "Wait as long as Retry-After says. If the token was right, somebody else at this address guesses.",
+        "Wait as long as Retry-After says, and look at the token: the right one is answered at once, whoever guesses.",
     ),
     _entry(
         "SYS118",
