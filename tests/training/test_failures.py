@@ -39,6 +39,7 @@ TERMINAL = ("succeeded", "failed", "cancelled")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with making() as hosts, fleet(hosts(2), tmp_path_factory.mktemp("failures")) as deployment:
         deployment.up()
+        deployment.ready(*(replica.host.name for replica in deployment.replicas))
         yield deployment
 
 
