@@ -185,7 +185,7 @@ class Coordinator:
                 await self.relocate(failed=failed)
                 registered = await self._register(await introduce())
             except Unreachable as error:
-                murmur.say("waiting for the coordinator", why=str(error))
+                murmur.say("waiting for the coordinator", why=str(error), hint=error.hint)
                 failed = error.url
             except ProblemAnswer as error:
                 if error.status == HTTPStatus.CONFLICT and error.code != "SYS119":

@@ -156,7 +156,13 @@ class AttemptState(Message):
         for record in self.stages:
             if record.state == "running":
                 return record
-        ran = [record for record in self.stages if record.state in ("passed", "failed")]
+        cut_off = "skipped" if self.outcome == "cancelled" else "failed"
+        ran = [
+            record
+            for record in self.stages
+            if record.state in ("passed", "failed")
+            or (record.state == cut_off and record.ended_at is not None)
+        ]
         return ran[-1] if ran else self.stages[0]
 
     @property

@@ -194,6 +194,14 @@ def authorise(principal: Principal, allowed: frozenset[Role], replica_id: str | 
     if principal.role not in allowed:
         if principal.role is Role.NONE:
             raise unauthenticated("This needs a token, and the request has none.")
+        if principal.role is Role.JOINER:
+            raise problem(
+                403,
+                "SYS101",
+                "This is the previous token (RANKCALL_PREVIOUS_TOKEN of the coordinator): replicas may still join with it, "
+                "nothing else.",
+                hint="Use the token that RANKCALL_TOKEN of the coordinator has now.",
+            )
         who = ", ".join(sorted(role.value for role in allowed))
         raise problem(403, "SYS101", f"A {principal.role.value} token may not do this; allowed: {who}.")
     if principal.role is Role.REPLICA and replica_id is not None and replica_id != principal.replica_id:

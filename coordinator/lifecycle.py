@@ -270,8 +270,16 @@ def _ending(
     fault: Kind = "unknown",
 ) -> AttemptState:
     """The outcome is known: no stage runs any more, every replica is told to let go."""
+    cancelled = outcome == "cancelled"  # nothing failed then: the stage was cut off
+    state = "skipped" if cancelled else "failed"
     stages = tuple(
-        record.model_copy(update={"state": "failed", "ended_at": now_at, "summary": record.summary or reason})
+        record.model_copy(
+            update={
+                "state": state,
+                "ended_at": now_at,
+                "summary": reason if cancelled else record.summary or reason,
+            }
+        )
         if record.state == "running"
         else record
         for record in attempt.stages

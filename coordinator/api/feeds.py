@@ -143,7 +143,9 @@ class JobFeed:
         """Events behind `after`, then the newest snapshot, then everything as it comes."""
         with self._broadcast.subscribe([self._topic]) as subscription:
             yield GREETING
-            position, number, version = after, -1, 0
+            # From a store that is lost: its numbers begin anew, and a reader that waited for them would miss all.
+            known = (mine if mine <= last else 0 for mine, last in zip(after, self._cursor, strict=True))
+            position, number, version = Cursor(*known), -1, 0
             while not subscription.closed:
                 if number < 0 or (self._tail and number + 1 < self._tail[0].number):
                     goal, number = self._cursor, self._number

@@ -89,9 +89,21 @@ def parse_body(raw: bytes, model: type[M]) -> M:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        raise invalid(
-            error.errors(include_url=False, include_input=False, include_context=False), "body"
-        ) from None
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        raise invalid([{**dict(one), "msg": _worded(dict(one), model)} for one in errors], "body") from None
+
+
+def _worded(error: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """Pydantic's words; for a key that does not exist the keys that do."""
+    if error["type"] != "extra_forbidden":
+        return str(error["msg"])
+    inner: object = model
+    for part in error["loc"][:-1]:
+        fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
+        inner = fields[part].annotation if part in fields else None
+    if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        return "there is no such key"
+    return f"there is no such key; there are {', '.join(inner.model_fields)}"
 
 
 def no_such(what: str, name: str) -> ProblemError:

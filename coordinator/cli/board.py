@@ -103,11 +103,17 @@ def mark(stage: StageView) -> tuple[str, str]:
     return _MARKS[stage.state]
 
 
+def state_word(stage: StageView) -> str:
+    """What to call its state: one that was cut off by a cancel was not merely left out."""
+    cut_off = stage.state == "skipped" and stage.summary == "Cancelled."
+    return "cancelled" if cut_off else stage.state
+
+
 def stage_line(stage: StageView) -> tuple[str, str]:
     sign, style = mark(stage)
     took = stage_duration(stage)
     parts = [
-        f"{sign} {stage.stage:<10} {stage.state}",
+        f"{sign} {stage.stage:<10} {state_word(stage)}",
         f"in {took}" if took and stage.state in ("passed", "failed") else "",
     ]
     line = " ".join(part for part in parts if part)

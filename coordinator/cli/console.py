@@ -31,7 +31,8 @@ def talk() -> Console:
     """Progress, findings and errors."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
+    width = None if sys.stderr.isatty() else _PIPE_WIDTH
+    return Console(stderr=True, highlight=False, emoji=False, markup=False, width=width)
 
 
 @cache
@@ -39,7 +40,8 @@ def paper() -> Console:
     """Data."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    return Console(highlight=False, emoji=False, markup=False, width=width)
 
 
 def plain(text: object) -> str:
@@ -113,6 +115,11 @@ def size(count: float) -> str:
         if count < 1024 or unit == "TiB":
             return f"{count:.1f} {unit}"
     raise AssertionError("unreachable")
+
+
+def counted(number: int, what: str) -> str:
+    """1 file, 2 files."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def duration(seconds: float | None) -> str:

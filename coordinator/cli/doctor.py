@@ -191,7 +191,7 @@ def _coordinator(container: Container) -> tuple[str | None, list[Finding]]:
         # A replica that is about to be its own coordinator has none yet, and that is no fault.
         if place.here:
             return f"{place.url} (here, not started: {place.how})", []
-        return place.url, [finding("SYS023", stop.message)]
+        return place.url, [finding("SYS023", stop.message.removeprefix("SYS023: "))]
     return f"{place.url} ({place.how})", []
 
 

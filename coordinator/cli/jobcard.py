@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.cli.board import figures, mark, stage_duration
-from coordinator.cli.console import clock, finding_lines, size, write, write_table
+from coordinator.cli.board import figures, mark, stage_duration, state_word
+from coordinator.cli.console import clock, counted, finding_lines, size, write, write_table
 from coordinator.core.views import JobView
 
 
@@ -11,15 +11,14 @@ def write_job(job: JobView) -> None:
     write(f"{job.name} ({job.id})  {job.state}")
     if job.verdict:
         write(job.verdict)
-    each = "CPU" if job.gpus_per_node == 0 else f"{job.gpus_per_node or 'all'} GPU"
-    write(
-        f"{job.nodes} × {each}, attempts {job.attempts}, created {clock(job.created_at)}, ended {clock(job.ended_at)}"
-    )
+    gpus = "all it has" if job.gpus_per_node is None else job.gpus_per_node or "none, on the CPU"
+    write(f"{counted(job.nodes, 'replica')}, GPUs of each: {gpus}, attempts {job.attempts}")
+    write(f"created {clock(job.created_at)}, ended {clock(job.ended_at)}")
     if job.attempt is not None:
         write("")
         write_table(
             ("", "STAGE", "STATE", "TOOK", "SUMMARY"),
-            ((mark(s)[0], s.stage, s.state, stage_duration(s), s.summary) for s in job.attempt.stages),
+            ((mark(s)[0], s.stage, state_word(s), stage_duration(s), s.summary) for s in job.attempt.stages),
         )
         write("")
         write_table(
@@ -40,7 +39,7 @@ def write_job(job: JobView) -> None:
     if job.result_folder:
         total = sum(artifact.size_bytes for artifact in job.artifacts)
         write("")
-        write(f"result: {job.result_folder} ({len(job.artifacts)} files, {size(total)})")
+        write(f"result: {job.result_folder} ({counted(len(job.artifacts), 'file')}, {size(total)})")
     for answer in job.comparison:
         write("")
         write(answer.prompt)

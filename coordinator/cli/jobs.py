@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -83,7 +83,8 @@ def submit(
     )
     if submission.files:
         total = sum(len(file.data) for file in submission.files)
-        say(f"{len(submission.files)} files travel with {config.name} ({size(total)}).")
+        travel = "file travels" if len(submission.files) == 1 else "files travel"
+        say(f"{len(submission.files)} {travel} with {config.name} ({size(total)}).")
     with Remote() as remote:
         made, new = remote.submit(submission, idempotency_key or secrets.token_hex(16))
         if not new:
@@ -126,8 +127,12 @@ def jobs(
 ) -> None:
     """List jobs, the newest first."""
     from coordinator.cli.console import clock, write_json, write_table
+    from coordinator.cli.exits import Exit, Stop
     from coordinator.cli.remote import Remote
+    from coordinator.core.views import JobState
 
+    if state is not None and state not in (states := get_args(JobState)):
+        raise Stop(Exit.USAGE, f"--state {state} is none of {', '.join(states)}.")
     with Remote() as remote:
         page = remote.jobs(limit=limit, state=state)
     if json:
@@ -189,6 +194,7 @@ def cancel(job_id: JobId, watch: Watch = False, json: Json = False) -> None:
     """End a job and its training on every replica."""
     from coordinator.cli.console import say, write_json
     from coordinator.cli.remote import Remote
+    from coordinator.core.views import TERMINAL_STATES
 
     with Remote() as remote:
         cancelled = remote.cancel(job_id)
@@ -200,7 +206,8 @@ def cancel(job_id: JobId, watch: Watch = False, json: Json = False) -> None:
     if json:
         write_json(cancelled)
     elif not watch:
-        say(f"{cancelled.name} ({cancelled.id}): {cancelled.verdict or cancelled.state}")
+        over = cancelled.state in TERMINAL_STATES
+        say(f"{cancelled.name} ({cancelled.id}) {'is cancelled' if over else 'is being cancelled'}.")
 
 
 def retry(job_id: JobId, watch: Watch = False, json: Json = False) -> None:
@@ -224,9 +231,10 @@ def artifacts(
     """List the files of a job's result, or download them (resumed where it broke off, SHA-256 checked)."""
     from fnmatch import fnmatch
 
-    from coordinator.cli.console import say, size, write_json, write_table
+    from coordinator.cli.console import counted, say, size, write_json, write_table
     from coordinator.cli.exits import Exit, Stop, of_job
     from coordinator.cli.remote import Remote
+    from coordinator.core.views import TERMINAL_STATES
 
     with Remote() as remote:
         shown = remote.job(job_id)
@@ -238,7 +246,11 @@ def artifacts(
         if not files:
             hint = f"Job {job_id} is {shown.state}: {shown.verdict}" if not shown.artifacts else ""
             code = of_job(shown) if not shown.artifacts else Exit.NOT_FOUND
-            what = f"no artifact like {match}" if shown.artifacts else "no result yet"
+            ended = shown.state in TERMINAL_STATES
+            what = (
+                f"no artifact like {match}" if shown.artifacts else "no result" if ended else "no result yet"
+            )
+            code = Exit.FAILED if shown.state == "failed" and not shown.artifacts else code
             if json:
                 write_json(files)
             raise Stop(Exit.NOT_FOUND if code == Exit.GOOD else code, f"There is {what}.", hint=hint)
@@ -246,7 +258,7 @@ def artifacts(
             from coordinator.cli.download import download_all
 
             download_all(remote, job_id, files, output)
-            say(f"{len(files)} files are in {output}, each with the SHA-256 it had on the replica.")
+            say(f"{counted(len(files), 'file')} in {output}, each with the SHA-256 it had on the replica.")
     if json:
         write_json(files)
     elif output is None:

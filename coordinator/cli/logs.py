@@ -5,14 +5,14 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.cli.console import say
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.remote import Remote, failures_as_stops, stop_of
 from coordinator.core import interrupt
 from coordinator.core.http import ProblemAnswer, Unreachable
-from coordinator.core.views import TERMINAL_STATES, JobView
+from coordinator.core.views import TERMINAL_STATES, JobView, StreamInfo
 
 _PAUSE_S = 1.0
 
@@ -38,6 +38,8 @@ def print_log(
     offset = 0
     waiting = False
     job = remote.job(job_id)
+    if not follow or job.state in TERMINAL_STATES:
+        _find(remote.streams(job_id).items, job, rank, stream, attempt)
     interrupt.raise_it()
     while True:
         last_look = job.state in TERMINAL_STATES
@@ -71,6 +73,26 @@ def print_log(
         sleep(_PAUSE_S)
         job = _state(remote, job_id) or job
     write.end()
+
+
+def _find(written: Sequence[StreamInfo], job: JobView, rank: int, stream: str, attempt: int | None) -> None:
+    """
+    Raises:
+        Stop: 102 where that stream is not, naming those that are.
+    """
+    if not written:
+        if job.attempt is None:
+            verdict = f": {job.verdict}" if job.verdict else "."
+            raise Stop(Exit.NOT_FOUND, f"Job {job.id} has started nothing yet{verdict}")
+        return  # an attempt whose streams are still to come, or are kept no more: the API says which
+    number = attempt or max(info.attempt for info in written)
+    of_rank = sorted(info.stream for info in written if (info.attempt, info.rank) == (number, rank))
+    if of_rank and stream not in of_rank:
+        raise Stop(
+            Exit.NOT_FOUND,
+            f"Rank {rank} of job {job.id} has written no {stream} in attempt {number}.",
+            hint=f"It has: {', '.join(of_rank)}.",
+        )
 
 
 def _state(remote: Remote, job_id: str) -> JobView | None:

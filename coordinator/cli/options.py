@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+
+def _pairs(values: list[str] | None) -> list[str] | None:
+    for value in values or ():
+        if not value.partition("=")[0].strip() or "=" not in value:
+            raise typer.BadParameter(f"Write KEY=VALUE, not {value!r}.")
+    return values
+
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The Axolotl configuration (YAML).")]
@@ -25,7 +33,12 @@ Gpus = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config (a.b=value). Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        callback=_pairs,
+        help="Override a key of the config (a.b=value). Repeatable.",
+    ),
 ]
 Accelerate = Annotated[
     Path | None, typer.Option("--accelerate", metavar="FILE", help="An accelerate configuration of your own.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from coordinator.cli.exits import Exit, Stop
-from coordinator.core.http import Client, ProblemAnswer, ServerEvent, Timeouts, Unreachable
+from coordinator.core.http import BadAnswer, Client, ProblemAnswer, ServerEvent, Timeouts, Unreachable
 from coordinator.core.tls import BadCertificate
 from coordinator.core.views import (
     CheckVerdict,
@@ -17,6 +17,7 @@ from coordinator.core.views import (
     PreflightRequest,
     PreflightView,
     ReplicaPage,
+    StreamPage,
     Submission,
 )
 from coordinator.core.whereabouts import BadHint, checked_urls, speaks_tls, without_service_links
@@ -61,11 +62,14 @@ def failures_as_stops(what: str = "") -> Iterator[None]:
     """Turns the client's exceptions into the end of the command. `what` names a thing that may not exist."""
     try:
         yield
+    except BadAnswer as error:
+        said = str(error)
+        raise Stop(Exit.UNREACHABLE, f"{said[0].upper()}{said[1:]}.", hint=error.hint) from None
     except Unreachable as error:
         raise Stop(
             Exit.UNREACHABLE,
             f"The coordinator at {error.url} cannot be reached: {error.reason}.",
-            hint="Is it running there (`rankcall up`)? RANKCALL_URL says where to look.",
+            hint=error.hint or "Is it running there (`rankcall up`)? RANKCALL_URL says where to look.",
         ) from None
     except ProblemAnswer as error:
         raise stop_of(error, what) from None
@@ -74,8 +78,14 @@ def failures_as_stops(what: str = "") -> Iterator[None]:
 def stop_of(error: ProblemAnswer, what: str = "") -> Stop:
     problem = error.problem
     said = problem.detail or problem.title
-    if error.status in (401, 403):
-        hint = problem.hint or "Set RANKCALL_TOKEN to the deployment's token."
+    if error.status == 401:  # the API speaks of headers and of the page; here there is one way
+        hint = "Set RANKCALL_TOKEN to the token of the deployment, here as on the replicas."
+        return Stop(Exit.UNREACHABLE, f"Not authorised: {said}", hint=hint)
+    if error.code == "SYS117":
+        wait = f" Try again in {error.retry_after_s:.0f} s." if error.retry_after_s else ""
+        return Stop(Exit.UNREACHABLE, f"{said}{wait}", hint=problem.hint or "")
+    if error.status == 403:
+        hint = problem.hint or ""
         return Stop(Exit.UNREACHABLE, f"Not authorised: {said}", hint=hint, findings=error.findings)
     if error.status == 404 and what:
         return Stop(Exit.NOT_FOUND, f"There is no {what}.", hint=problem.hint or "")
@@ -151,6 +161,10 @@ class Remote:
     def links(self, job_id: str) -> LinkGrid:
         with failures_as_stops(f"job {job_id}"):
             return self._client.request("GET", f"{_job(job_id)}/links").parse(LinkGrid)
+
+    def streams(self, job_id: str) -> StreamPage:
+        with failures_as_stops(f"job {job_id}"):
+            return self._client.request("GET", f"{_job(job_id)}/streams").parse(StreamPage)
 
     def replicas(self) -> ReplicaPage:
         with failures_as_stops():

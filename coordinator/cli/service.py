@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.options import Nodes
-
 
 def add_to(app: typer.Typer) -> None:
     for verb in (up, coordinator, agent, demo):
@@ -47,7 +45,7 @@ def _become(module: str) -> None:
 
 
 def demo(
-    nodes: Nodes = 2,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Replicas.")] = 2,
     stay: Annotated[bool, typer.Option("--stay", help="Keep the page up at the end, until Ctrl-C.")] = False,
     port: Annotated[
         int | None,
@@ -60,6 +58,6 @@ def demo(
     from coordinator.cli.exits import Exit, Stop
     from coordinator.demo.run import run
 
-    code = run(nodes=nodes or 2, stay=stay, port=port)
+    code = run(nodes=nodes, stay=stay, port=port)
     if code:
         raise Stop(Exit(code))

@@ -22,7 +22,7 @@ from coordinator.cli.board import (
     with_job,
     with_metric,
 )
-from coordinator.cli.console import duration, plain, say, size, talk
+from coordinator.cli.console import counted, duration, plain, say, size, talk
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.remote import Remote, stop_of
 from coordinator.core import interrupt
@@ -145,6 +145,7 @@ class Lines:
     def __init__(self) -> None:
         self._said = ""
         self._said_s = -LINE_EVERY_S
+        self._said_step = 0
 
     def show(self, before: Board, after: Board) -> None:
         for text, style in news(before, after):
@@ -155,9 +156,10 @@ class Lines:
         line = figures(progress)
         now_s = monotonic_s()
         last = progress.total_steps is not None and progress.step >= progress.total_steps
-        if line != self._said and (last or now_s - self._said_s >= LINE_EVERY_S) and progress.step:
+        at_once = last and progress.step != self._said_step
+        if line != self._said and (at_once or now_s - self._said_s >= LINE_EVERY_S) and progress.step:
             say(f"  {line}")
-            self._said, self._said_s = line, now_s
+            self._said, self._said_s, self._said_step = line, now_s, progress.step
 
 
 class Panel:
@@ -213,7 +215,9 @@ def say_outcome(job: JobView, line: Callable[[str, str], None] = say) -> None:
     took = ""
     if job.started_at is not None and job.ended_at is not None:
         took = f" after {duration((job.ended_at - job.started_at).total_seconds())}"
-    line(f"{job.name} ({job.id}) {job.state}{took}: {job.verdict}", style)
+    # a verdict that begins with the state says it once
+    verdict = job.verdict.removeprefix(job.state.capitalize()).lstrip(":. ")
+    line(f"{job.name} ({job.id}) {job.state}{took}" + (f": {verdict}" if verdict else ""), style)
     progress = job.progress
     if progress is not None and progress.step:
         line(f"  {figures(progress)}", "")
@@ -223,7 +227,7 @@ def say_outcome(job: JobView, line: Callable[[str, str], None] = say) -> None:
             line(f"  trainable {counts} ({share:.4f} %)", "")
     if job.result_folder:
         total = sum(artifact.size_bytes for artifact in job.artifacts)
-        line(f"  result: {job.result_folder} ({len(job.artifacts)} files, {size(total)})", "")
+        line(f"  result: {job.result_folder} ({counted(len(job.artifacts), 'file')}, {size(total)})", "")
     for answer in job.comparison:
         line(f"  {answer.prompt}", "bold")
         line(f"    base:  {answer.base}", "")

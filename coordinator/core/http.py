@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import httpcore
 import httpx
 from pydantic import BaseModel, ValidationError
 
@@ -26,6 +28,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 Parameters = Mapping[str, str | int | float | bool | None]
 
 _PROBLEM_LIMIT_BYTES = 4 << 20  # an error page longer than that is not ours and is cut
+# Without a problem of ours these come from another service; other statuses may be those of a proxy in front.
+_NOT_OURS = frozenset({400, 404, 405, 501})
 _KEEP_ALIVE_S = 60.0  # below the service's own 75 s, so that no request goes out on a closing connection
 
 
@@ -38,12 +42,17 @@ class Timeouts:
 
 
 class Unreachable(Exception):
-    """The service cannot be reached, or the connection broke before the answer was whole."""
+    """The service cannot be reached, or the connection broke before the answer was whole.
 
-    def __init__(self, url: str, reason: str) -> None:
+    Attributes:
+        hint: what to do about it, where the reason tells.
+    """
+
+    def __init__(self, url: str, reason: str, hint: str = "") -> None:
         super().__init__(f"{url} cannot be reached: {reason}")
         self.url = url
         self.reason = reason
+        self.hint = hint
 
 
 class ProblemAnswer(Exception):
@@ -80,6 +89,10 @@ class ProblemAnswer(Exception):
 
 class BadAnswer(Unreachable):
     """Something answered, but not rankcall: a captive proxy, another service on that port."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason, "Another service has that port: RANKCALL_URL says where to look.")
+        self.args = (f"what answers at {url} is not rankcall ({reason})",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,19 +347,33 @@ def _translated(base_url: str) -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise Unreachable(base_url, "no answer in time") from error
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        raise Unreachable(base_url, _reason(error)) from error
+        raise Unreachable(base_url, *_reason(error, base_url)) from error
 
 
-def _reason(error: Exception) -> str:
-    """The innermost cause in plain words: httpx wraps httpcore wraps the operating system."""
+def _reason(error: Exception, base_url: str) -> tuple[str, str]:
+    """The innermost cause in plain words, and a hint: httpx wraps httpcore wraps the operating system."""
     inner: BaseException = error
     while (cause := inner.__cause__ or inner.__context__) is not None:
         inner = cause
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({inner.verify_message})", tls.HOW_TO_TRUST
+    if isinstance(inner, ssl.SSLError):
+        return (
+            f"TLS fails ({inner.reason or inner})",
+            "Where it serves no TLS, write http:// in RANKCALL_URL.",
+        )
     if isinstance(inner, socket.gaierror):
-        return f"the name cannot be resolved ({inner.strerror})"
+        return f"the name cannot be resolved ({inner.strerror})", ""
+    perhaps_tls = (
+        "Where it serves TLS, write https:// in RANKCALL_URL." if base_url.startswith("http:") else ""
+    )
+    if isinstance(inner, httpx.RemoteProtocolError | httpcore.RemoteProtocolError):
+        return "it closed the connection without a whole answer", perhaps_tls
+    if isinstance(inner, ConnectionResetError):
+        return "it broke the connection off", perhaps_tls
     if isinstance(inner, OSError) and inner.errno:
-        return os.strerror(inner.errno).lower()
-    return str(error) or type(error).__name__
+        return os.strerror(inner.errno).lower(), ""
+    return (str(error) or type(error).__name__).rstrip("."), ""
 
 
 def _answer(response: httpx.Response, base_url: str) -> Answer:
@@ -357,7 +384,7 @@ def _answer(response: httpx.Response, base_url: str) -> Answer:
     return Answer(str(response.url), response.status_code, response.headers, response.content)
 
 
-def _problem(response: httpx.Response, body: bytes, origin: str) -> ProblemAnswer:
+def _problem(response: httpx.Response, body: bytes, origin: str) -> ProblemAnswer | BadAnswer:
     retry_after = response.headers.get("retry-after", "")
     retry_after_s = float(retry_after) if retry_after.isdigit() else None
     if "json" in response.headers.get("content-type", ""):
@@ -370,5 +397,7 @@ def _problem(response: httpx.Response, body: bytes, origin: str) -> ProblemAnswe
         except ValidationError:
             pass
     title = response.reason_phrase or f"HTTP {response.status_code}"
+    if response.status_code in _NOT_OURS:
+        return BadAnswer(origin, f"it says {response.status_code} {title} to {response.url.path}")
     plain = Problem(title=title, status=response.status_code, detail=f"{response.url.path}: {title}")
     return ProblemAnswer(plain, retry_after_s=retry_after_s, url=origin)

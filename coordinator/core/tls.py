@@ -16,6 +16,7 @@ from pathlib import Path
 CERT = "RANKCALL_TLS_CERT"
 KEY = "RANKCALL_TLS_KEY"
 CA = "RANKCALL_TLS_CA"
+HOW_TO_TRUST = f"Set {CA} to the file of the certificate that signed it (or {CERT} to the served one itself)."
 
 
 class BadCertificate(ValueError):

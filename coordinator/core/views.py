@@ -275,7 +275,8 @@ class RoundView(View):
 
 
 class LinkGrid(View):
-    """What the handshake of one attempt found: `state` is that of its tcp stage, `links` has both directions of each.
+    """What the handshake of one attempt found: `state` is that of its tcp stage, or failed where the collective after it
+    failed; `links` has both directions of each.
 
     `good`, `failed` and `untested` count all links, also where only the worst were asked for.
     """

@@ -79,6 +79,7 @@ def run(*, nodes: int, stay: bool, port: int | None) -> int:
             return Exit.INTERRUPTED
         finally:
             _end(processes, folder, signals)
+            say(f"What the demo made may be removed: {folder} (the {_KEPT_RUNS} newest are kept).")
 
 
 def _run(
@@ -283,9 +284,7 @@ def _page_port(asked: int | None) -> int:
         if _is_free(asked):
             return asked
         holder = listener_of(asked) or "another process"
-        raise Stop(
-            Exit.FAILED, f"Port {asked} is in use by {holder}.", hint="Choose another one with --port."
-        )
+        raise Stop(Exit.USAGE, f"Port {asked} is in use by {holder}.", hint="Choose another one with --port.")
     if asked is None and _is_free(DEFAULT_PORT):
         return DEFAULT_PORT
     with socket.socket() as probe:

@@ -38,9 +38,10 @@ def grid(attempt: AttemptState, results: Mapping[str, TcpResult], *, worst: int 
     if worst is not None:
         cells = worst_first(cells)[:worst]
     tcp = next((record for record in attempt.stages if record.stage is Stage.TCP), None)
+    failed = any(r.stage is Stage.COLLECTIVE and r.state == "failed" for r in attempt.stages)
     return LinkGrid(
         attempt=attempt.number,
-        state=tcp.state if tcp else "waiting",
+        state="failed" if failed else tcp.state if tcp else "waiting",
         replicas=tuple(_end(seat, results) for seat in attempt.seats),
         links=tuple(cells),
         good=states["ok"],

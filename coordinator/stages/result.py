@@ -73,7 +73,7 @@ def judge_compare(job: Job, attempt: AttemptState, members: Sequence[Observed]) 
         return Verdict("skipped", missed.message, (*carried([report]), missed))
     return Verdict(
         "passed",
-        f"{len(answers)} prompts answered by both",
+        f"{len(answers)} {'prompt' if len(answers) == 1 else 'prompts'} answered by both",
         carried([report]),
         updates={"comparison": answers},
     )

@@ -259,3 +259,14 @@ def test_open_streams_do_not_keep_the_coordinator_from_stopping(tmp_path: Path) 
         for client, stream in clients:
             stream.__exit__(None, None, None)
             client.close()
+
+
+def test_a_reader_of_a_store_that_is_lost_gets_everything_of_the_new_one(coordinator: Coordinator) -> None:
+    job = Planted(coordinator)
+    job.metrics(range(3))
+    job.finding("odd")
+    with reading(coordinator, f"/api/v1/jobs/{job.job_id}/events", "5000.900000") as reader:
+        assert json.loads(reader.until("finding").data)["message"] == "odd"
+        assert steps(reader.take(3)) == [0, 1, 2]
+        job.metrics(range(3, 5))
+        assert steps(reader.take(2)) == [3, 4]

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -64,7 +65,7 @@ def test_submit_prints_the_id_alone_on_stdout(shell: Shell) -> None:
     assert ran.code == 0, ran.err
     job_id = ran.out.strip()
     assert len(job_id) == 8
-    assert "1 files travel" in ran.err
+    assert "1 file travels" in ran.err
     assert f"rankcall job {job_id} --watch" in ran.err
 
 
@@ -320,3 +321,45 @@ def test_what_the_coordinator_refuses_comes_with_its_findings(shell: Shell, coor
     ran = shell.run("retry", shell.run(*SUBMIT).out.strip())
     assert ran.code == 1
     assert "SYS106" in ran.err
+
+
+def test_what_answers_and_is_not_rankcall_is_said_to_be_so(shell: Shell) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        ran = shell.run("jobs", RANKCALL_URL=f"http://127.0.0.1:{other.server_port}")
+        other.shutdown()
+    assert ran.code == 3
+    assert f"at http://127.0.0.1:{other.server_port} is not rankcall" in ran.err and "RANKCALL_URL" in ran.err
+
+
+def test_a_stream_that_is_not_there_is_answered_with_those_that_are(
+    shell: Shell, agents: list[Agent]
+) -> None:
+    waiting = shell.run(*SUBMIT).out.strip()
+    ran = shell.run("logs", waiting)
+    assert ran.code == 102 and "has started nothing yet" in ran.err
+    for agent in agents:
+        agent.live()
+    assert shell.run("job", waiting, "--watch").code == 0
+    ran = shell.run("logs", waiting, "--stream", "train.lgo")
+    assert ran.code == 102 and "no train.lgo" in ran.err and "train.log" in ran.err
+
+
+def test_what_was_typed_wrong_is_exit_2_and_a_wrong_token_names_the_variable(shell: Shell) -> None:
+    assert shell.run("jobs", "--state", "done").code == 2
+    assert shell.run("check", "config.yml", "--set", "learning_rate").code == 2
+    ran = shell.run("jobs", RANKCALL_TOKEN="mistyped")
+    assert ran.code == 3 and "Set RANKCALL_TOKEN" in ran.err and "Bearer" not in ran.err
+
+
+def test_names_and_messages_are_shown_as_they_are_written(shell: Shell) -> None:
+    name = ":smile: [bold]x[/bold]"
+    made = shell.run(*SUBMIT, "--name", name)
+    assert name in made.err
+    assert name in shell.run("jobs").out
+
+
+def test_a_deadline_that_does_not_exist_is_answered_with_those_that_do(coordinator: Coordinator) -> None:
+    with coordinator.client() as client:
+        answer = client.post("/api/v1/preflights", json={"deadlines": {"gather": 6}})
+    assert answer.status_code == 422 and "gather_s" in answer.json()["detail"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -130,3 +132,32 @@ def test_a_ca_that_cannot_be_read_is_one_sentence_wherever_it_is_used(module: st
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ran.returncode == 2 and "/missing/ca.pem" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_a_certificate_that_is_not_trusted_is_said_with_the_variable_that_trusts_it(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "ours")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with (
+                    connection,
+                    contextlib.suppress(OSError),
+                    context.wrap_socket(connection, server_side=True),
+                ):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with Client(f"https://127.0.0.1:{port}") as client, pytest.raises(Unreachable) as untrusted:
+            client.request("GET", "/api/v1/jobs")
+        with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(Unreachable) as plain:
+            client.request("GET", "/api/v1/jobs")
+        thread.join(10)
+    assert "certificate is not trusted" in untrusted.value.reason
+    assert "RANKCALL_TLS_CA" in untrusted.value.hint and "RANKCALL_TLS_CERT" in untrusted.value.hint
+    assert "https://" in plain.value.hint
