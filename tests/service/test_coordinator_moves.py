@@ -21,7 +21,7 @@ import pytest
 from cable import Cable
 from postgresql import Server
 from serving import CONFIG, TOKEN
-from simulated_agent import Agent
+from simulated_agent import Agent, _progress
 from sqlalchemy import Connection
 from test_api_process import environment, refused
 
@@ -219,8 +219,11 @@ class Training:
         for agent, writer in zip(self.agents, self.writers, strict=True):
             agent._client.base_url = f"{asked.url}/api/v1"
             agent._sizes = dict(writer._sizes)
-            agent.log = b"the end\n"
+            assert agent._plan is not None
+            for record in _progress(agent._plan):
+                agent.append("progress.0", record.model_dump_json(exclude_none=True).encode() + b"\n")
             agent.hold = frozenset()
+            agent._version = None  # look again at what it has been told already
         return self.until(lambda job: job["state"] not in ("queued", "running"), asked)
 
     def check(self, asked: Process) -> None:
