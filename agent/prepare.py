@@ -28,6 +28,10 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     from axolotl.cli import preprocess
 
+    refused = _refused_by_deepspeed(Path(arguments[0]))
+    if refused:
+        print("\n".join(refused), file=sys.stderr)
+        return 1
     noted: dict[str, Any] = {"rows": None, "eval_rows": None, "digest": None}
     for name in ("load_datasets", "load_preference_datasets"):
         if hasattr(preprocess, name):
@@ -83,6 +87,23 @@ def _hash_rows(dataset: Any, digest: Any) -> None:
                 digest.update(values.to_numpy(zero_copy_only=False).tobytes())
             else:
                 digest.update(json.dumps(column.to_pylist(), default=str).encode())
+
+
+def _refused_by_deepspeed(config: Path) -> list[str]:
+    """What DeepSpeed's config class says against the file that the config names: before the model is loaded, not after."""
+    from coordinator.core.deepspeed_refusals import refusals
+    from coordinator.core.yaml import load
+
+    named = load(config.read_text(), config.name).get("deepspeed")
+    if not isinstance(named, str) or not Path(named).is_file():
+        return []
+    try:
+        found = refusals(json.loads(Path(named).read_text(encoding="utf-8")))
+    except ImportError:
+        return []  # training says it
+    except (OSError, ValueError) as error:
+        return [f"ValueError: {named}: {error}"]
+    return [f"ValueError: {named}: DeepSpeed refuses {'.'.join(at) or 'it'}: {said}" for at, said in found]
 
 
 def _checkpoints(config: Path) -> list[dict[str, Any]]:

@@ -5,13 +5,16 @@ folder. Standard library and Axolotl only. It reads one question a line and answ
 
     {"config": {…}, "capabilities": {…}, "torch": "2.9.1", "deepspeed": {…} | null}
     → {"ok": bool, "axolotl": "0.19.0", "errors": [{"at": [...], "message": "…"}], "warnings": ["…"],
-       "unsure": "…" | null}
+       "unsure": "…" | null, "deepspeed": [{"at": [...], "message": "…"}]}
+
+`deepspeed` in the answer is what DeepSpeed's own config class refuses; empty where DeepSpeed cannot be asked.
 
 Its first line, once Axolotl is imported, is {"ready": true, "axolotl": …} or {"ready": false, "error": …}.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -82,7 +85,27 @@ def _answer(question: dict[str, Any], warnings: _Warnings) -> dict[str, Any]:
             _forget_plugins()
     if errors and unknown:
         unsure = f"plugins that are not Axolotl's own were left out: {', '.join(map(str, unknown))}"
-    return {"ok": not errors, "errors": errors, "warnings": list(warnings.said), "unsure": unsure}
+    return {
+        "ok": not errors,
+        "errors": errors,
+        "warnings": list(warnings.said),
+        "unsure": unsure,
+        "deepspeed": _deepspeed_refusals(question.get("deepspeed")),
+    }
+
+
+def _deepspeed_refusals(values: Any) -> list[dict[str, Any]]:
+    if not isinstance(values, dict):
+        return []
+    file = Path(__file__).parent.parent / "core" / "deepspeed_refusals.py"
+    spec = importlib.util.spec_from_file_location("deepspeed_refusals", file)
+    assert spec is not None and spec.loader is not None
+    asked = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(asked)
+    try:
+        return [{"at": at, "message": message} for at, message in asked.refusals(values)]
+    except (ImportError, OSError):
+        return []
 
 
 def _load_plugins(plugins: list[str]) -> None:

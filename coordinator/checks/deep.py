@@ -25,12 +25,15 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coordinator.checks.check import examine, verdict
+from coordinator.checks.deepspeed_schema import FORMER_COMPILE_KEYS
 from coordinator.checks.files import Files
-from coordinator.checks.subject import Purpose, Subject, shown
+from coordinator.checks.subject import DeepSpeedUse, Purpose, Subject, mapping, shown
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Facts, Finding
 from coordinator.core.views import CheckVerdict, Submission
 
+# Codes of rules that speak of the same keys as DeepSpeed's own refusals.
+_ABOUT_DEEPSPEED = ("CFG203", "CFG204", "CFG219", "CFG220")
 _WORKER = Path(__file__).with_name("axolotl_worker.py")
 
 
@@ -94,7 +97,7 @@ _ORDINARY = (9, 0)
 
 
 class Answer(BaseModel):
-    """What Axolotl said of a config. `unsure`: why it could not say all."""
+    """What Axolotl said of a config, and DeepSpeed of its settings. `unsure`: why it could not say all."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -102,6 +105,7 @@ class Answer(BaseModel):
     errors: tuple[Complaint, ...] = ()
     warnings: tuple[str, ...] = ()
     unsure: str | None = None
+    deepspeed: tuple[Complaint, ...] = ()
 
 
 class Complaint(BaseModel):
@@ -232,6 +236,7 @@ def _environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
         "AXOLOTL_DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -261,7 +266,7 @@ def deep_check(
 def ask_axolotl(
     subject: Subject, found: Sequence[Finding], schema: AxolotlSchema, gpu: str | None = None
 ) -> tuple[Finding, ...]:
-    """What Axolotl says beyond what has been found: CFG901, CFG902, CFG903."""
+    """What Axolotl and DeepSpeed say beyond what has been found: CFG901, CFG902, CFG903, CFG904."""
     use = next((one for one in subject.deepspeed if one.by != "accelerate"), None)
     question = {
         "config": subject.settings,
@@ -269,13 +274,15 @@ def ask_axolotl(
         "torch": next(
             (f.packages["torch"].split("+")[0] for f in subject.facts if "torch" in f.packages), None
         ),
-        "deepspeed": use.values if use is not None else None,
+        "deepspeed": _without_former(use.values) if use is not None else None,
     }
     try:
         answer = schema.ask(question)
     except Unavailable as why:
         return (finding("CFG902", str(why)),)
     said = [*_refusals(subject, found, answer), *_remarks(subject, answer)]
+    if use is not None:
+        said.extend(_deepspeed_refusals(subject, use, found, answer))
     if answer.unsure is not None:
         said.append(
             finding("CFG902", f"Axolotl could not say all: {shown(answer.unsure)}", severity="note", hint="")
@@ -306,6 +313,30 @@ def _refusals(subject: Subject, found: Sequence[Finding], answer: Answer) -> lis
             )
         )
     return refused
+
+
+def _deepspeed_refusals(
+    subject: Subject, use: DeepSpeedUse, found: Sequence[Finding], answer: Answer
+) -> list[Finding]:
+    """One finding for each DeepSpeed setting that its own config class refuses and no rule has named."""
+    named = {one.key for one in found if one.code in _ABOUT_DEEPSPEED and one.severity == "error" and one.key}
+    refused = []
+    for complaint in answer.deepspeed:
+        key = ".".join(complaint.at)
+        if any(one == key or one.endswith(f".{key}") for one in named) or (named and not complaint.at):
+            continue
+        refused.append(
+            subject.found_in_deepspeed(use, "CFG904", f"DeepSpeed: {complaint.message[:500]}", *complaint.at)
+        )
+    return refused
+
+
+def _without_former(values: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """Without what rankcall leaves out when it writes the file."""
+    if values is None or not any(key in mapping(values.get("compile")) for key in FORMER_COMPILE_KEYS):
+        return values
+    kept = {k: v for k, v in mapping(values["compile"]).items() if k not in FORMER_COMPILE_KEYS}
+    return {**values, "compile": kept}
 
 
 def _already_said(errors: Sequence[Finding], place: tuple[str, ...], message: str) -> bool:

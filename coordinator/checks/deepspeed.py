@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import posixpath
 
-from coordinator.checks.edits import drop, put, rename
-from coordinator.checks.files import nearest
+from coordinator.checks.edits import drop, put
 from coordinator.checks.subject import (
     DeepSpeedUse,
     Findings,
@@ -24,31 +23,11 @@ from coordinator.checks.subject import (
 # Two floats that were written differently are equal (`1e-4` and `0.0001`).
 _CLOSE = 1e-12
 _FLAGS = ("bf16", "fp16")
-# DeepSpeedZeroConfig of DeepSpeed 0.18 (extra keys are forbidden), names and aliases.
-ZERO_KEYS = frozenset(
-    """
-    stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
-    allgather_partitions allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint
-    offload_param offload_optimizer zenflow sub_group_size cpu_offload_param cpu_offload_use_pin_memory cpu_offload
-    prefetch_bucket_size stage3_prefetch_bucket_size param_persistence_threshold
-    stage3_param_persistence_threshold model_persistence_threshold stage3_model_persistence_threshold
-    max_live_parameters stage3_max_live_parameters max_reuse_distance stage3_max_reuse_distance
-    gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save
-    module_granularity_threshold stage3_module_granularity_threshold use_all_reduce_for_fetch_params
-    stage3_use_all_reduce_for_fetch_params stage3_gather_fp16_weights_on_model_save allgather_sequential
-    stage3_allgather_sequential ignore_unused_parameters legacy_stage1 round_robin_gradients
-    zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients
-    zeropp_loco_param mics_shard_size mics_hierarchical_params_gather memory_efficient_linear
-    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings enable_sanity_checks leaf_module
-    save_muon_momentum_buffer_in_memory
-    """.split()  # noqa: SIM905 - a table, not a list of forty lines
-)
-FORMER_COMPILE_KEYS = ("disable", "backend", "kwargs")
 
 
 def shape(subject: Subject) -> Findings:
     """CFG203, CFG219: a file without ZeRO, or with a stage that is none."""
-    for use in _files_once(subject):
+    for use in files_once(subject):
         if use.values is None:
             continue
         if "zero_optimization" not in use.values:
@@ -72,37 +51,6 @@ def shape(subject: Subject) -> Findings:
             )
 
 
-def unknown_settings(subject: Subject) -> Findings:
-    """CFG204: DeepSpeed refuses a key of `zero_optimization` or `compile` that it does not know."""
-    for use in _files_once(subject):
-        for key in use.zero:
-            if str(key) in ZERO_KEYS:
-                continue
-            near = nearest(str(key), ZERO_KEYS)
-            yield subject.found_in_deepspeed(
-                use,
-                "CFG204",
-                f"DeepSpeed does not know `{shown(str(key))}` under `zero_optimization`, and refuses it",
-                "zero_optimization",
-                str(key),
-                hint=f"did you mean `{near}`?" if near else "remove it",
-                severity="error" if near else "warning",
-                edits=(rename(near, "zero_optimization", str(key)),) if near else (),
-            )
-        former = [key for key in FORMER_COMPILE_KEYS if key in mapping((use.values or {}).get("compile"))]
-        if former:
-            yield subject.found_in_deepspeed(
-                use,
-                "CFG204",
-                f"DeepSpeed 0.18 no longer has `compile.{former[0]}`; rankcall leaves it out",
-                "compile",
-                former[0],
-                hint="remove the section `compile`",
-                severity="note",
-                edits=(drop("compile"),),
-            )
-
-
 def inline_stage(subject: Subject) -> Findings:
     """CFG219: a ZeRO stage of accelerate's own that is none."""
     if subject.accelerate is None:
@@ -122,7 +70,7 @@ def batch_agrees(subject: Subject) -> Findings:
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": steps,
     }
-    for use in _files_once(subject):
+    for use in files_once(subject):
         if use.values is None:
             continue
         for key, own in wanted.items():
@@ -207,7 +155,7 @@ def inline_agrees(subject: Subject) -> Findings:
 
 def precision_agrees(subject: Subject) -> Findings:
     """CFG207: bf16 and fp16 of the JSON against the Axolotl config."""
-    for use in _files_once(subject):
+    for use in files_once(subject):
         enabled = {flag: mapping((use.values or {}).get(flag)).get("enabled") for flag in _FLAGS}
         if enabled["bf16"] is True and enabled["fp16"] is True:
             yield subject.found_in_deepspeed(
@@ -248,7 +196,7 @@ def optimizer_agrees(subject: Subject) -> Findings:
         (("scheduler", "params", "warmup_max_lr"), "learning_rate", None),
         (("gradient_clipping",), "max_grad_norm", 1.0),
     )
-    for use in _files_once(subject):
+    for use in files_once(subject):
         for path, own_key, default in pairs:
             theirs: object = use.values or {}
             for part in path:
@@ -316,7 +264,7 @@ def zero3_init(subject: Subject) -> Findings:
         )
 
 
-def _files_once(subject: Subject) -> list[DeepSpeedUse]:
+def files_once(subject: Subject) -> list[DeepSpeedUse]:
     """The uses, a file that two places name once, what is written in accelerate's own keys left out."""
     seen: set[str] = set()
     uses = []
@@ -332,7 +280,7 @@ def _files_once(subject: Subject) -> list[DeepSpeedUse]:
 
 def gathers(subject: Subject) -> Findings:
     """CFG218: ZeRO-3 that leaves only shards behind."""
-    for use in _files_once(subject):
+    for use in files_once(subject):
         if use.stage != 3:
             continue
         names = ("stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save")
@@ -348,7 +296,7 @@ def gathers(subject: Subject) -> Findings:
 
 def offload(subject: Subject) -> Findings:
     """CFG211, CFG213, CFG214: what offload needs."""
-    for use in _files_once(subject):
+    for use in files_once(subject):
         if use.offload("param") != "none" and use.stage in (0, 1, 2):
             yield subject.found_in_deepspeed(
                 use,
@@ -383,6 +331,6 @@ def offload(subject: Subject) -> Findings:
 
 
 RULES = (
-    shape, unknown_settings, inline_stage, batch_agrees, inline_agrees, precision_agrees, optimizer_agrees, said_twice,
+    shape, inline_stage, batch_agrees, inline_agrees, precision_agrees, optimizer_agrees, said_twice,
     zero3_init, gathers, offload,
 )  # fmt: skip

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,7 @@ from coordinator.core.yaml import Document
 Purpose = Literal["check", "submit"]
 Findings = Iterator[Finding]
 
+_WHOLE = re.compile(r"^\s*[+-]?\d{1,18}\s*$", re.ASCII)
 _OFF = frozenset({"0", "off", "f", "false", "n", "no"})
 
 # Longer values are cut in messages; a value may be megabytes.
@@ -51,7 +53,7 @@ class DeepSpeedUse:
         if self.values is None:
             return None
         stage = self.zero.get("stage", 0)
-        return stage if isinstance(stage, int) and not isinstance(stage, bool) else None
+        return whole(stage) if isinstance(stage, int | float) else None
 
     def offload(self, what: Literal["optimizer", "param"]) -> str:
         device = mapping(self.zero.get(f"offload_{what}")).get("device", "none")
@@ -213,7 +215,7 @@ def whole(value: object) -> int | None:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdigit():
+    if isinstance(value, str) and _WHOLE.match(value):
         return int(value)
     return None
 

@@ -1,7 +1,7 @@
-"""Does a value fit the type that Axolotl's schema gives its key, the way pydantic converts on reading?
+"""Does a value fit the type that a schema (Axolotl's, DeepSpeed's) gives its key, the way pydantic converts on reading?
 
-Types are written as `make_axolotl_keys.py` writes them. Lenient as pydantic is: `"8"` is a whole number and
-`"yes"` is true, but 8 is no text. Called by `keys.py`.
+Types are written as `make_types.py` writes them. Lenient as pydantic is: `"8"` is a whole number and
+`"yes"` is true, but 8 is no text. Called by `keys.py` and `deepspeed_schema.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Kind = object  # a name, or a list as described in make_axolotl_keys.py
+Kind = object  # a name, or a list as described in make_types.py
 
 _TRUTH = frozenset({"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
+# A whole number in quotes: pydantic takes `"8"` and `"8.0"`, and not `"5e8"`.
+_WHOLE = re.compile(r"^[+-]?\d+(_\d+)*(\.0+)?$", re.ASCII)
 _WORDS = {
     "bool": "true or false",
     "int": "a whole number",
@@ -130,6 +132,8 @@ def _is(kind: str, value: object) -> bool:
         if isinstance(value, str):
             return value.lower() in _TRUTH
         return isinstance(value, bool | int | float) and value in (0, 1)
+    if kind == "int" and isinstance(value, str):
+        return _WHOLE.match(value.strip()) is not None
     parsed = _parsed(value)
     if parsed is None:
         return False

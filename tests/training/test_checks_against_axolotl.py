@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from deepspeed_settings import REFUSED, TAKEN
 
-from coordinator.checks import BundleFiles, FolderFiles, accelerate, check, deepspeed
+from coordinator.checks import BundleFiles, FolderFiles, accelerate, check
 from coordinator.checks.deep import AxolotlSchema, Limits, capability_of, deep_check
 from coordinator.checks.keys import key_table
 from coordinator.core import yaml
+from coordinator.core.deepspeed_refusals import refusals
 from coordinator.core.protocol import Facts, GpuFacts
 from coordinator.core.views import CheckVerdict, Submission, SubmittedFile
 
@@ -188,10 +190,34 @@ def test_the_colliding_keys_are_the_installed_accelerates(monkeypatch: pytest.Mo
             plugin._deepspeed_config_checks()
 
 
-def test_the_zero_keys_are_the_installed_deepspeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shipped_deepspeed_table_is_the_installed_deepspeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 
-    fields = DeepSpeedZeroConfig.model_fields
-    assert {*fields, *(field.alias for field in fields.values() if field.alias)} == deepspeed.ZERO_KEYS
-    assert DeepSpeedZeroConfig.model_config["extra"] == "forbid"
+    from coordinator.checks.make_deepspeed_keys import TABLE, make
+
+    assert json.loads(TABLE.read_text()) == json.loads(json.dumps(make()))
+    assert DeepSpeedConfigModel.model_config["extra"] == "forbid"
+
+
+def test_the_lists_of_what_deepspeed_takes_and_refuses_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    for key, settings in REFUSED:
+        said = refusals(settings)
+        assert said, key
+        assert not said[0][0] or key.endswith(".".join(said[0][0])) or "replace" in said[0][1], (key, said)
+    for settings in TAKEN:
+        assert refusals(settings) == [], settings
+
+
+def test_deepspeeds_own_class_is_asked_in_the_deep_check(schema: AxolotlSchema) -> None:
+    """What no shipped table says: a validator's own code."""
+    config = yaml.load((CASES / "v05_full_zero1_3x1_rank2" / "axolotl.yml").read_text()) | {
+        "deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    }
+    given = Submission(config=yaml.dump(config), config_name="c.yml")
+    assert check(given, files=BundleFiles(given)).verdict == "accept"
+    verdict = deep_check(given, schema, files=BundleFiles(given))
+    (found,) = [one for one in verdict.findings if one.severity == "error"]
+    assert (found.code, found.key) == ("CFG904", "deepspeed.zero_optimization")
+    assert "Partial offloading" in found.message

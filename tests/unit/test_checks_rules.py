@@ -229,6 +229,8 @@ FIRES = [
     Case("CFG203", deepspeed={"bf16": {"enabled": "auto"}}),
     Case("CFG203", {"deepspeed": {"train_batch_size": "auto"}}),
     Case("CFG204", deepspeed={"zero_optimization": {"stage": 2, "overlap_com": True}}),
+    Case("CFG220", deepspeed={"zero_optimization": {"stage": 2, "overlap_comm": "maybe"}}),
+    Case("CFG221", deepspeed={"zero_optimization": {"stage": 2}, "elasticity": {"enabled": True}}),
     Case("CFG205", deepspeed=ZERO2 | {"gradient_accumulation_steps": 8}),
     Case("CFG205", deepspeed=ZERO2 | {"train_micro_batch_size_per_gpu": 4}),
     Case("CFG206", deepspeed=ZERO2 | {"train_batch_size": 64}, nodes=2, gpus_per_node=1),
@@ -468,6 +470,7 @@ def test_every_code_about_submissions_is_tried_here_or_beside() -> None:
         "CFG901",
         "CFG902",
         "CFG903",
+        "CFG904",
     }
     tried = {case.code for case in FIRES}
     assert {code for code in CODES if code.startswith("CFG")} <= tried | beside

@@ -242,4 +242,12 @@ ENTRIES: tuple[Entry, ...] = (
         bad="# Axolotl switches LoRA kernels on by itself, and says so\nadapter: lora",
         good="adapter: lora\nlora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true",
     ),
+    Entry(
+        "CFG904",
+        "DeepSpeed refuses its settings",
+        "error",
+        "DeepSpeed's own config class, asked in a process of its own, does not accept the DeepSpeed settings.",
+        "It would say so on every replica, after the model has been loaded.",
+        "Do what DeepSpeed's message says.",
+    ),
 )
