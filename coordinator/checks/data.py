@@ -107,6 +107,20 @@ def _surely_missing(subject: Subject, path: str) -> Severity:
     return "note" if folder else "warning"
 
 
+def nameless(subject: Subject) -> Findings:
+    """CFG606: a dataset or a base model without a name: Axolotl looks at it when it loads, and fails there."""
+    for section in _LISTS:
+        for index, item in enumerate(items(subject.get(section))):
+            if isinstance(item, dict) and not item.get("path") and item.get("type") != "_synthetic":
+                written = "has no `path`" if "path" not in item else f"has `path: {shown(item['path'])}`"
+                yield subject.found(
+                    "CFG606", f"dataset {index + 1} of `{section}` {written}", section, str(index),
+                    *(("path",) if "path" in item else ()), hint="write `path: …`, a file or a name on the hub",
+                )  # fmt: skip
+    if subject.get("base_model") == "":
+        yield subject.found("CFG606", "`base_model` is empty", "base_model", hint="write `base_model: …`")
+
+
 def local_model(subject: Subject) -> Findings:
     """CFG022: a base model, an adapter or a template of the user's own that is not there."""
     for key in ("base_model", "base_model_config", "tokenizer_config", "lora_model_dir"):
@@ -288,5 +302,5 @@ def _rows(subject: Subject) -> int | None:
 
 
 RULES = (
-    missing_files, local_model, dataset_types, templates, attention, packing, window, few_rows,
+    missing_files, nameless, local_model, dataset_types, templates, attention, packing, window, few_rows,
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """pydantic models → the plain types that `values.py` reads; for the scripts that make the shipped tables.
 
 Not imported by any check. A type is a name (`bool`, `int`, `float`, `str`, `null`, `any`), `#Model` for a nested
-mapping, or a list that begins with `|` (one of), `[]` (list of), `{}` (mapping of), `=` (one of these values) or
-`~` (text that a pattern begins with). A number with bounds is `["<>", kind, {"ge": 0, …}]`.
+mapping, or a list that begins with `|` (one of), `[]` (list of, and how many items at least), `{}` (mapping of, and
+the type of its keys), `=` (one of these values) or `~` (text that a pattern begins with). A number with bounds is
+`["<>", kind, {"ge": 0, …}]`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Types:
             parts = [part for part in get_args(hint) if part is not Ellipsis]
             return ["[]", _union([self.kind(part) for part in parts]) if parts else "any"]
         if origin is dict:
-            return ["{}", self.kind(get_args(hint)[1])]
+            key, value = (self.kind(part) for part in get_args(hint))
+            return ["{}", value] if key == "any" else ["{}", value, key]
         if hint in (bool, int, float, str):
             return hint.__name__
         if hint is type(None):
@@ -110,6 +112,9 @@ def _names(name: str, field: FieldInfo, *, both: bool) -> list[str]:
 
 def _bounded(kind: Any, metadata: list[Any]) -> Any:
     bounds: dict[str, Any] = {}
+    least = next((one.min_length for one in metadata if getattr(one, "min_length", None)), None)
+    if least and isinstance(kind, list) and kind[0] == "[]":
+        return [*kind, least]
     for item in metadata:
         if getattr(item, "pattern", None) and kind == "str":
             return ["~", str(item.pattern)]
@@ -119,7 +124,7 @@ def _bounded(kind: Any, metadata: list[Any]) -> Any:
                 bounds[bound] = value
         if type(item).__name__ in ("BeforeValidator", "WrapValidator", "PlainValidator"):
             return "any"
-    if not bounds:
+    if not bounds and not least:
         return kind
     if isinstance(kind, list) and kind[0] == "|":
         return _union([_bounded(part, metadata) for part in kind[1:]])

@@ -191,11 +191,51 @@ def evaluation(subject: Subject) -> Findings:
                 "evals_per_epoch",
                 severity="warning",
             )
+    if validation is not None:
+        yield from _share(subject, validation)
     if validation is not None and validation < 0:
         yield subject.found("CFG703", f"`val_set_size: {validation:g}` is less than 0", "val_set_size")
     if subject.has("do_bench_eval") and not (subject.get("evals_per_epoch") or subject.get("eval_steps")):
         yield subject.found(
             "CFG506", "`do_bench_eval` needs `evals_per_epoch` or `eval_steps`", "do_bench_eval"
+        )
+
+
+def _share(subject: Subject, validation: float) -> Findings:
+    """Axolotl's schema makes a float of it: one of 1 is all rows, and preference training takes no count at all."""
+    if validation == 1 or (validation > 1 and subject.get("rl")):
+        yield subject.found(
+            "CFG703",
+            f"`val_set_size: {validation:g}` leaves nothing to train on"
+            if validation == 1
+            else f"`val_set_size: {validation:g}`: `rl: {shown(subject.get('rl'))}` takes a share of the rows only",
+            "val_set_size",
+            hint="write a share below 1, such as 0.05",
+        )
+    elif validation > 1 and not validation.is_integer():
+        yield subject.found(
+            "CFG703",
+            f"`val_set_size: {validation:g}` is a count of rows, cut to {int(validation)}",
+            "val_set_size",
+            hint="write a share below 1, or a whole number",
+            severity="warning",
+        )
+
+
+def bounds(subject: Subject) -> Findings:
+    """CFG502: figures that torch or the trainer refuse when they begin."""
+    dropout = number(subject.get("lora_dropout"))
+    if dropout is not None and dropout > 1 and subject.get("adapter"):
+        yield subject.found("CFG502", f"`lora_dropout: {dropout:g}` must not be more than 1", "lora_dropout")
+    warmup = number(subject.get("warmup_steps"))
+    if warmup is not None and warmup < 0:
+        yield subject.found("CFG502", f"`warmup_steps: {warmup:g}` must be 0 or more", "warmup_steps")
+    if subject.get("dataloader_prefetch_factor") is not None and not subject.get("dataloader_num_workers"):
+        yield subject.found(
+            "CFG506",
+            "`dataloader_prefetch_factor` needs `dataloader_num_workers`",
+            "dataloader_prefetch_factor",
+            hint="set `dataloader_num_workers`, or remove it",
         )
 
 
@@ -272,4 +312,4 @@ def _grpo(subject: Subject) -> Findings:
         )
 
 
-RULES = (exclusive, needs, positive, adapter, adapter_targets, evaluation, saving, reinforcement)
+RULES = (exclusive, needs, positive, adapter, adapter_targets, evaluation, bounds, saving, reinforcement)

@@ -57,9 +57,15 @@ def misfit(kind: Kind, value: object, models: Mapping[str, Mapping[str, Kind]]) 
     if form == "[]":
         if not isinstance(value, list):
             return Misfit((), value, expected(kind))
+        if len(parts) > 1 and len(value) < int(str(parts[1])):
+            return Misfit((), value, f"{parts[1]} item at least")
         return _items_misfit(parts[0], enumerate(value), models)
     if not isinstance(value, Mapping):
         return Misfit((), value, expected(kind))
+    if len(parts) > 1:
+        for key in value:
+            if misfit(parts[1], key, models) is not None:
+                return Misfit((str(key),), value[key], f"a key that is {expected(parts[1])}")
     return _items_misfit(parts[0], value.items(), models)
 
 

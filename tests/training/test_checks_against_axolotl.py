@@ -29,7 +29,21 @@ EXPECTED: tuple[Mapping[str, str], ...] = tuple(
     json.loads(line) for line in (CASES / "expected.jsonl").read_text().splitlines()
 )
 # Found by rankcall where Axolotl looks away: sizes of nothing, LoRA that PEFT refuses later, files, launchers.
-OURS = frozenset({"CFG020", "CFG203", "CFG502", "CFG601", "CFG611", "CFG614", "CFG703", "CFG808"})
+OURS = frozenset(
+    {
+        "CFG020",
+        "CFG220",
+        "CFG616",
+        "CFG702",
+        "CFG203",
+        "CFG502",
+        "CFG601",
+        "CFG611",
+        "CFG614",
+        "CFG703",
+        "CFG808",
+    }
+)
 VALUES: tuple[object, ...] = ("x", "true", "8", 3, 0, -1, 0.5, True, False, None, ["a"], [1], {"a": 1})
 LEAST_KNOWN = 0.95
 
@@ -163,6 +177,12 @@ def test_the_shipped_key_table_is_the_installed_axolotls() -> None:
     assert shipped["axolotl"] == made["axolotl"]
     assert shipped["keys"] == made["keys"]
     assert shipped["models"] == made["models"]
+
+
+def test_the_shipped_names_are_the_installed_axolotls() -> None:
+    from coordinator.checks.make_axolotl_names import TABLE, make
+
+    assert json.loads(TABLE.read_text()) == json.loads(json.dumps(make()))
 
 
 def test_the_accelerate_keys_are_the_installed_accelerates() -> None:

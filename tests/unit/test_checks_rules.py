@@ -124,6 +124,40 @@ ZERO2 = {"zero_optimization": {"stage": 2}}
 V100 = (("7.0",), ("7.0",))
 
 FIRES = [
+    # names that the schema lets through
+    Case("CFG616", {"optimizer": "adamw_troch"}),
+    Case("CFG616", {"optimizer": "adamw_8bits"}),
+    Case("CFG616", {"optimizer": "somebodys_own"}, severity="warning"),
+    Case("CFG616", {"lr_scheduler": "cosin"}),
+    Case("CFG616", {"lr_scheduler": "cosine_with_restart"}),
+    Case("CFG616", {"save_strategy": "epochs"}),
+    Case("CFG616", {"hub_strategy": "everysave", "hub_model_id": "a/b"}),
+    Case("CFG702", {"datasets": [{"path": "a/b", "type": "alpcaa"}]}),
+    Case("CFG702", {"datasets": [{"path": "a/b", "type": "chat_templat"}]}),
+    Case("CFG702", {"datasets": [{"path": "a/b", "type": "alpaca_chat.load_qaa"}]}),
+    Case("CFG702", {"datasets": [{"path": "a/b", "type": "llama3.ultra"}]}),
+    Case("CFG702", {"datasets": [{"path": "a/b", "type": "newformat"}]}, severity="warning"),
+    Case("CFG702", {"rl": "dpo", "datasets": [{"path": "a/b", "type": "alpaca"}]}),
+    Case("CFG702", {"rl": "dpo", "datasets": [{"path": "a/b", "type": "chatml.ulra"}]}),
+    Case("CFG702", {"rl": "kto", "datasets": [{"path": "a/b", "type": "chatml.icr"}]}),
+    Case("CFG702", {"rl": "orpo", "datasets": [{"path": "a/b", "type": "chat_template.argila"}]}),
+    Case("CFG702", {"datasets": [{"path": "a/b", "type": "bradley_terry.chat_templat"}]}),
+    # what fails when it is loaded
+    Case("CFG605", {"datasets": []}),
+    Case("CFG605", {"added_tokens_overrides": {"foo": "<x>"}}),
+    Case("CFG605", {"micro_batch_size": "1e1"}),
+    Case("CFG606", {"datasets": [{"type": "alpaca"}]}),
+    Case("CFG606", {"datasets": [{"path": None, "type": "alpaca"}]}),
+    Case("CFG606", {"datasets": [{"path": "", "type": "alpaca"}]}),
+    Case("CFG606", {"base_model": ""}),
+    Case("CFG502", {"lora_dropout": 1.5}),
+    Case("CFG502", {"warmup_steps": -5}),
+    Case("CFG506", {"dataloader_prefetch_factor": 2}),
+    Case("CFG506", {"dataloader_prefetch_factor": 2, "dataloader_num_workers": 0}),
+    Case("CFG703", {"val_set_size": 1.0}),
+    Case("CFG703", {"val_set_size": 1}),
+    Case("CFG703", {"val_set_size": 1.5}, severity="warning"),
+    Case("CFG703", {"val_set_size": 100, "rl": "dpo"}),
     # launch
     Case("CFG101", launch={"deepspeed_config.deepspeed_multinode_launcher": ABSENT}),
     Case("CFG101", launch={"deepspeed_config.deepspeed_multinode_launcher": "pdsh"}),
@@ -387,6 +421,42 @@ FIRES = [
 ]
 
 ACCEPTED = [
+    *(
+        Case(f"optimizer {name}", {"optimizer": name})
+        for name in ("stable_adamw", "adamw_bnb_8bit", "ao_adamw_8bit")
+    ),
+    *(
+        Case(f"schedule {name}", {"lr_scheduler": name})
+        for name in ("rex", "one_cycle", "cosine_with_min_lr")
+    ),
+    *(
+        Case(f"type {name}", {"datasets": [{"path": "a/b", "type": name}]})
+        for name in (
+            "alpaca:chat",
+            "chat_template",
+            "alpaca_chat.load_qa",
+            "my_package.formats",
+            "my.chat_template",
+            "my_format.load_rows",
+            "bradley_terry.chat_template",
+            "stepwise_supervised",
+        )
+    ),
+    *(
+        Case(f"{rl} {name}", {"rl": rl, "datasets": [{"path": "a/b", "type": name}]})
+        for rl, name in (
+            ("dpo", "chatml.ultra"),
+            ("dpo", "my_module.transform"),
+            ("ipo", "llama3"),
+            ("orpo", "chat_template.argilla"),
+            ("grpo", "rewards.gsm8k"),
+        )
+    ),
+    Case("a pre-tokenised dataset", {"datasets": [{"path": "a/b", "type": None}]}),
+    Case("a count of rows", {"val_set_size": 100}),
+    Case("workers and what they fetch", {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 2}),
+    Case("a hub strategy that nothing uses", {"hub_strategy": "everysave"}),
+    Case("keys that are numbers where they should be", {"added_tokens_overrides": {128041: "<x>"}}),
     Case("as it is"),
     Case("with its launch file", launch={}),
     Case(

@@ -213,6 +213,17 @@ ENTRIES: tuple[Entry, ...] = (
         good="adapter: lora",
     ),
     Entry(
+        "CFG616",
+        "A name that the trainer does not know",
+        "error",
+        "`optimizer`, `lr_scheduler`, `save_strategy` or `hub_strategy` names something that neither Axolotl nor"
+        " transformers has.",
+        "Axolotl's schema takes any text there; the trainer ends with a ValueError, after the model has been loaded.",
+        "Correct it.",
+        bad="optimizer: adamw_troch",
+        good="optimizer: adamw_torch",
+    ),
+    Entry(
         "CFG901",
         "Axolotl refuses this config",
         "error",
@@ -249,5 +260,7 @@ ENTRIES: tuple[Entry, ...] = (
         "DeepSpeed's own config class, asked in a process of its own, does not accept the DeepSpeed settings.",
         "It would say so on every replica, after the model has been loaded.",
         "Do what DeepSpeed's message says.",
+        bad='"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}',
+        good='"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}',
     ),
 )

@@ -18,6 +18,16 @@ ENTRIES: tuple[Entry, ...] = (
         "message_property_mappings: {role: from, content: value}",
     ),
     Entry(
+        "CFG702",
+        "No such dataset type",
+        "error",
+        "A dataset's `type` is none that Axolotl reads in this kind of training, and one that it does read is near.",
+        "Axolotl ends with: unhandled prompt tokenization strategy, after the model's tokenizer has been loaded.",
+        "Correct it. A type of your own is a module that Python can import, with a dot in its name.",
+        bad="type: chat_templat",
+        good="type: chat_template",
+    ),
+    Entry(
         "CFG703",
         "Evaluation without data",
         "error",
