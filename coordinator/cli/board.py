@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.cli.console import duration, finding_lines
+from coordinator.cli.console import duration, finding_lines, shortened
 from coordinator.core.protocol import Finding
 from coordinator.core.views import JobView, MetricView, ProgressView, StageView
 
@@ -117,7 +117,9 @@ def stage_line(stage: StageView) -> tuple[str, str]:
         f"in {took}" if took and stage.state in ("passed", "failed") else "",
     ]
     line = " ".join(part for part in parts if part)
-    return (f"{line}: {stage.summary}" if stage.summary else line), style
+    # what failed is in the finding, at length
+    summary = shortened(stage.summary) if stage.state == "failed" else stage.summary
+    return (f"{line}: {summary}" if summary else line), style
 
 
 def stage_duration(stage: StageView) -> str:

@@ -24,6 +24,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 # Where nobody looks at a terminal, a table is as wide as its content.
 _PIPE_WIDTH = 10_000
+# Of a traceback: the raising frame, its callers, and the exception.
+_EVIDENCE_LINES = 12
 
 
 @cache
@@ -97,8 +99,26 @@ def finding_lines(finding: Finding) -> Iterable[tuple[str, str]]:
         f"{finding.severity} {finding.code}{who}{place}: {finding.message}",
         _SEVERITY_STYLE.get(finding.severity, ""),
     )
+    if finding.severity == "error":
+        for line in _last_words(finding):
+            yield f"  | {line}", "dim"
     if finding.hint:
         yield f"  → {finding.hint}", "dim"
+
+
+def _last_words(finding: Finding) -> Iterable[str]:
+    """The end of the traceback, or of the log, that the finding has as evidence."""
+    for name in ("traceback", "tail"):
+        lines = finding.evidence.get(name)
+        if isinstance(lines, list) and lines:
+            return [str(line) for line in lines[-_EVIDENCE_LINES:]]
+    return ()
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """For where the whole of it stands beside: a cell of a table, a stage's line above its finding."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
 def say_finding(finding: Finding) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.cli.board import figures, mark, stage_duration, state_word
-from coordinator.cli.console import clock, counted, finding_lines, size, write, write_table
+from coordinator.cli.console import clock, counted, finding_lines, shortened, size, write, write_table
 from coordinator.core.views import JobView
 
 
@@ -18,7 +18,10 @@ def write_job(job: JobView) -> None:
         write("")
         write_table(
             ("", "STAGE", "STATE", "TOOK", "SUMMARY"),
-            ((mark(s)[0], s.stage, state_word(s), stage_duration(s), s.summary) for s in job.attempt.stages),
+            (
+                (mark(s)[0], s.stage, state_word(s), stage_duration(s), shortened(s.summary))
+                for s in job.attempt.stages
+            ),
         )
         write("")
         write_table(

@@ -22,7 +22,7 @@ from coordinator.cli.board import (
     with_job,
     with_metric,
 )
-from coordinator.cli.console import counted, duration, plain, say, size, talk
+from coordinator.cli.console import counted, duration, plain, say, shortened, size, talk
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.remote import Remote, stop_of
 from coordinator.core import interrupt
@@ -217,6 +217,8 @@ def say_outcome(job: JobView, line: Callable[[str, str], None] = say) -> None:
         took = f" after {duration((job.ended_at - job.started_at).total_seconds())}"
     # a verdict that begins with the state says it once
     verdict = job.verdict.removeprefix(job.state.capitalize()).lstrip(":. ")
+    if job.findings:
+        verdict = shortened(verdict, 160)  # said at length above
     line(f"{job.name} ({job.id}) {job.state}{took}" + (f": {verdict}" if verdict else ""), style)
     progress = job.progress
     if progress is not None and progress.step:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli.board import Board, figures, news, with_finding, with_job, with_metric
-from coordinator.cli.console import duration, plain, size
+from coordinator.cli.board import Board, figures, news, stage_line, with_finding, with_job, with_metric
+from coordinator.cli.console import duration, finding_lines, plain, size
 from coordinator.cli.exits import Exit, Stop, of_job
 from coordinator.cli.watch import fold
+from coordinator.core.catalogue import finding
 from coordinator.core.http import ServerEvent
 from coordinator.core.protocol import Finding, Stage
 from coordinator.core.views import AttemptView, JobView, MemberView, MetricView, ProgressView, StageView
@@ -151,3 +152,13 @@ def test_a_job_that_cannot_be_read_ends_the_watch_and_the_rest_does_not() -> Non
         assert fold(Board(), ServerEvent("1.1", kind, "{}")) == Board()
     with pytest.raises(Stop, match="cannot be read"):
         fold(Board(), ServerEvent("1.1", "job", "{}"))
+
+
+def test_a_failed_rank_shows_the_end_of_its_traceback_and_long_words_stand_once() -> None:
+    lines = ["Traceback (most recent call last):", *(f"  frame {n}" for n in range(30)), "ValueError: no"]
+    found = finding("RUN001", "Rank 1 ended.", evidence={"traceback": [*lines]})
+    shown = [text for text, _ in finding_lines(found)]
+    assert shown[-2] == "  | ValueError: no" and shown[-1].startswith("  → ")
+    assert len(shown) < 20
+    stage = StageView(stage=Stage.TRAIN, state="failed", summary="word " * 100)
+    assert len(stage_line(stage)[0]) < 140
