@@ -1,4 +1,4 @@
-"""The browser's side of the coordinator: three pages and their static files. `app.py` includes `router`.
+"""The browser's side of the coordinator: its pages and their static files. `app.py` includes `router`.
 
 A page is a shell without data: what it shows comes from `/api/v1`, so that access is decided in one place
 and a page may be cached, proxied by an agent and served under a path prefix alike. Static files live under
@@ -41,6 +41,8 @@ _TYPES = {
     ".woff2": "font/woff2",
     "": "text/plain; charset=utf-8",
 }
+# Stands in the page for "nothing here" where the way up to the root goes: it is asked for at any depth.
+_UP = "%UP%"
 _COMPRESSED_ALREADY = frozenset({".woff2", ".png"})
 # Below this a compressed answer saves no packet.
 _WORTH_COMPRESSING_BYTES = 1024
@@ -103,7 +105,7 @@ def load(web: Path = WEB) -> Site:
         name: templates.get_template(f"{name}.html")
         .render(root=root, static=f"{root}static/{version}")
         .encode()
-        for name, root in (("overview", "./"), ("job", "../"), ("sign-in", "./"))
+        for name, root in (("overview", "./"), ("job", "../"), ("sign-in", "./"), ("missing", _UP))
     }
     return Site(version=version, files=files, pages=pages)
 
@@ -116,6 +118,17 @@ def site() -> Site:
 
 def _page(name: str) -> Response:
     return Response(site().pages[name], media_type="text/html", headers=PAGE_HEADERS)
+
+
+def missing(request: Request) -> Response | None:
+    """The page that says that there is none, with a way back; None for what is not a browser asking for a page."""
+    path = request.scope["path"]
+    wants_page = "text/html" in request.headers.get("accept", "")
+    if request.method != "GET" or not wants_page or path.startswith("/api/"):
+        return None
+    up = "../" * (path.count("/") - 1) or "./"
+    page = site().pages["missing"].replace(_UP.encode(), up.encode())
+    return Response(page, status_code=404, media_type="text/html", headers=PAGE_HEADERS)
 
 
 @router.get("/")

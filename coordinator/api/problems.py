@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from coordinator.api import pages
 from coordinator.core.problem import MEDIA_TYPE, ProblemError, problem
 from coordinator.core.protocol import Finding
 
@@ -132,6 +133,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
+        page = pages.missing(request)
+        if page is not None:
+            return page
         refusal = problem(404, "SYS102", f"There is nothing at {path}.")
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         methods = ", ".join(_methods(request))

@@ -233,7 +233,7 @@ MACHINE: Final[tuple[Trouble, ...]] = (
         "nccl-error",
         r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|unhandled (?:system|cuda) error|"
         r"NCCL communicator was aborted|NCCL error in:",
-        "NCCL failed; its own warnings above say where.",
+        "NCCL failed; its own warnings in the log say where.",
         "Run `rankcall preflight`; set NCCL_DEBUG=INFO in the job's environment to see more.",
         code="RUN043",
         kind="network",

@@ -18,6 +18,11 @@ from coordinator.store import rows
 Open = Callable[..., Page]
 
 RUNNING, MOVING, FAILED, DONE, WAITING = "7f3a91c2", "11fe0000", "0badc0de", "600d0000", "aaaa1111"
+ENDED = "cace11ed"
+WHY = (
+    "train failed on rank 1 (gcube-ft-1) with exit code 1: "
+    + "torch.OutOfMemoryError: CUDA out of memory. " * 6
+)
 DIGEST = "c8b9a1" + "0" * 58
 
 
@@ -28,9 +33,10 @@ def script() -> Script:
         severity="error",
         stage=Stage.TRAIN,
         replica="r-0000000001",
-        message="train failed on rank 1 (gcube-ft-1) with exit code 1.",
-        hint="Look at its last lines.",
+        message=WHY,
+        hint="Look at its last lines, or lower `micro_batch_size`.",
         evidence={
+            "registered": [],
             "exit_code": 1,
             "tail": ["Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA"],
         },
@@ -53,13 +59,14 @@ def script() -> Script:
             rehearsal.job(
                 DONE, "first", state="succeeded", stage="compare", attempts=1, verdict="Trained 519 steps."
             ),
-            rehearsal.job(
-                FAILED, "second", state="failed", stage="train", attempts=2, verdict="Rank 1 failed."
-            ),
+            rehearsal.job(FAILED, "second", state="failed", stage="train", attempts=2, verdict=WHY),
             rehearsal.job(
                 RUNNING, "lora-1b", state="running", stage="train", attempts=1, verdict="Training."
             ),
             rehearsal.job(MOVING, "moving", state="running", stage="train", attempts=1, verdict="Training."),
+            rehearsal.job(
+                ENDED, "given up", state="cancelled", stage="prepare", attempts=1, verdict="Cancelled."
+            ),
             rehearsal.job(WAITING, "next", started_at=None),
         ],
         attempts=[
@@ -74,7 +81,15 @@ def script() -> Script:
                 state="ended",
                 outcome="failed",
                 last="failed",
-                summary="exit code 1",
+                summary=WHY,
+            ),
+            rehearsal.attempt(
+                ENDED,
+                Stage.PREPARE,
+                state="ended",
+                outcome="cancelled",
+                last="failed",
+                summary="Cancelled.",
             ),
             rehearsal.attempt(RUNNING, Stage.TRAIN),
             rehearsal.attempt(MOVING, Stage.TRAIN, first=2, hostnames=("gcube-ft-2", "gcube-ft-3")),
@@ -99,6 +114,7 @@ def script() -> Script:
         logs=[
             (f"{RUNNING}-1", "r-0000000000", "train.log", b"\x1b[32mgreen\x1b[0m and plain\n" * 40),
             (f"{MOVING}-1", "r-0000000002", "train.log", b"first line\r\n 10%|#\r 20%|##\r 30%|###"),
+            (f"{FAILED}-2", "r-0000000001", "train.log", b"torch.OutOfMemoryError on rank one\n"),
             (f"{MOVING}-1", "r-0000000003", "train.log", b"said by rank one\n"),
         ],
     )
@@ -204,7 +220,9 @@ def test_a_failed_job_leads_with_the_error_and_its_evidence(
     expect(cards).to_have_count(2)
     expect(cards.first).to_contain_text("RUN001")
     expect(cards.first).to_contain_text("rank 1 · gcube-ft-1")
-    expect(cards.first).to_contain_text("Look at its last lines.")
+    expect(cards.first).to_contain_text("Look at its last lines, or lower micro_batch_size.")
+    expect(cards.first.locator(".finding-hint code")).to_have_text("micro_batch_size")
+    expect(cards.first.locator(".pairs")).to_contain_text("none")
     expect(cards.first.locator("pre")).to_contain_text("torch.OutOfMemoryError")
     cards.first.get_by_text("What RUN001 means").click()
     expect(cards.first.locator(".explained")).not_to_be_empty()
@@ -213,6 +231,32 @@ def test_a_failed_job_leads_with_the_error_and_its_evidence(
     page.get_by_role("button", name="#1", exact=True).click()
     expect(page.locator("#stages > li").nth(2)).to_have_attribute("data-state", "failed")
     expect(page.locator("#stages > li").nth(5)).to_have_attribute("data-state", "waiting")
+
+
+def test_a_failed_job_opens_the_log_of_the_rank_that_is_to_blame(
+    coordinator: Coordinator, open_page: Open
+) -> None:
+    page = open_page(f"{coordinator.url}/jobs/{FAILED}")
+    expect(page.get_by_role("log")).to_contain_text("torch.OutOfMemoryError on rank one")
+    expect(page.get_by_label("Rank", exact=True)).to_have_value("1")
+    page.get_by_label("Rank", exact=True).select_option("0")
+    expect(page.locator(".log-foot")).to_contain_text("Nothing was written here.")
+
+
+def test_a_long_failure_is_said_in_full_once(coordinator: Coordinator, open_page: Open) -> None:
+    page = open_page(f"{coordinator.url}/jobs/{FAILED}")
+    expect(page.locator(".finding-message").first).to_have_text(WHY.strip())
+    expect(page.locator(".verdict-line")).to_contain_text("train failed on rank 1")
+    assert len(page.locator(".verdict-line").inner_text()) < len(WHY)
+    expect(page.locator("#stages > li").nth(5)).to_contain_text("RUN001: see the findings.")
+
+
+def test_a_cancelled_job_has_no_failed_stage(coordinator: Coordinator, open_page: Open) -> None:
+    page = open_page(f"{coordinator.url}/jobs/{ENDED}")
+    stage = page.locator("#stages > li").nth(4)
+    expect(stage).to_have_attribute("data-state", "cancelled")
+    expect(stage).to_contain_text("Prepare, cancelled")
+    expect(page.locator('#stages > li[data-state="failed"]')).to_have_count(0)
 
 
 def test_a_finished_job_shows_its_files_and_both_answers(coordinator: Coordinator, open_page: Open) -> None:
@@ -252,5 +296,22 @@ def test_an_unknown_job_is_said_to_be_unknown(
     page = open_page(f"{coordinator.url}/jobs/ffffffff")
     expect(page.get_by_role("heading", level=1)).to_have_text("No such job")
     expect(page.get_by_role("alert")).to_contain_text("ffffffff")
+    expect(page.locator("#link")).to_be_hidden()
+    page.get_by_role("link", name="All jobs and replicas").click()
+    expect(page.locator(".job").first).to_be_visible()
     # The browser itself notes the 404.
+    faults[:] = [fault for fault in faults if "404" not in fault]
+
+
+@pytest.mark.parametrize("path", ["/foo", "/jobs/7f3a91c2/nothing"])
+def test_an_address_without_a_page_leads_back(
+    coordinator: Coordinator, open_page: Open, faults: list[str], path: str
+) -> None:
+    page = open_page(coordinator.url + path)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Nothing here")
+    page.get_by_role("link", name="All jobs and replicas").click()
+    expect(page.locator(".job").first).to_be_visible()
+    with coordinator.client(None) as client:
+        answer = client.get(path)
+        assert answer.status_code == 404 and answer.json()["code"] == "SYS102"
     faults[:] = [fault for fault in faults if "404" not in fault]

@@ -2,7 +2,7 @@
 // catalogue says of its code.
 
 import { read } from "../shared/api.js";
-import { el, icon, plain } from "../shared/dom.js";
+import { el, icon, plain, prose } from "../shared/dom.js";
 
 const ORDER = { error: 0, warning: 1, note: 2 };
 // More of it is in `rankcall job ID --json`.
@@ -30,6 +30,10 @@ export function explain(host, changed) {
   host.addEventListener("toggle", opened, { capture: true });
 }
 
+function example(heading, lines) {
+  return lines && [el("p", { class: "muted small" }, heading), el("pre", {}, lines)];
+}
+
 function explanation(code) {
   const entry = catalogue.get(code);
   return el(
@@ -42,9 +46,11 @@ function explanation(code) {
       entry
         ? [
             el("p", { class: "strong" }, entry.title),
-            el("p", {}, entry.what),
-            el("p", {}, entry.why),
-            el("p", {}, entry.fix),
+            el("p", {}, prose(entry.what)),
+            el("p", {}, prose(entry.why)),
+            el("p", {}, prose(entry.fix)),
+            example("Not this", entry.bad),
+            example("But this", entry.good),
           ]
         : el("p", { class: "muted" }, `rankcall explain ${code}`),
     ),
@@ -66,6 +72,7 @@ function words(value) {
     : typeof value === "object"
       ? JSON.stringify(value, null, 2)
       : String(value);
+  if (text === "") return "none";
   return plain(text.length > MOST_EVIDENCE ? `${text.slice(0, MOST_EVIDENCE)}\n…` : text);
 }
 
@@ -112,12 +119,21 @@ function card(found, key, names, open) {
         el("span", { class: "code mono" }, found.code),
         where(found, names),
       ),
-      el("p", { class: "finding-message" }, plain(found.message)),
-      found.hint && el("p", { class: "finding-hint" }, plain(found.hint)),
+      el("p", { class: "finding-message" }, prose(found.message)),
+      found.hint && el("p", { class: "finding-hint" }, prose(found.hint)),
       evidence(found, open),
       explanation(found.code),
     ),
   );
+}
+
+const worstFirst = (found) =>
+  [...found].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
+
+/** The rank that the first error of the job is about, where it is one of this attempt; else null. */
+export function blamed(job, attempt) {
+  const first = worstFirst(job.findings).find((found) => found.severity === "error");
+  return attempt.members.find((member) => member.replica_id === first?.replica)?.rank ?? null;
 }
 
 /** Cards for all findings of the job; the evidence of the first error is open. */
@@ -128,8 +144,7 @@ export function findings(job, attempt) {
       `rank ${member.rank} · ${member.hostname || member.replica_id}`,
     ]),
   );
-  const sorted = [...job.findings].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
-  const cards = sorted.map((found, index) =>
+  const cards = worstFirst(job.findings).map((found, index) =>
     card(found, `${found.code}-${index}`, names, index === 0 && found.severity === "error"),
   );
   return el("div", { class: "findings" }, cards);

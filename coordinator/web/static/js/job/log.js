@@ -4,14 +4,17 @@
 import { el, fill, listen, plain } from "../shared/dom.js";
 import { api } from "../shared/site.js";
 import { Feed } from "./feed.js";
+import { blamed } from "./findings.js";
 import { Scroll } from "./scroll.js";
 
 const NAMES = { "prepare.log": "Prepare", "train.log": "Train", "compare.log": "Compare" };
 
-/** The stream that the job's stage writes. */
-function current(job) {
-  if (job.stage === "prepare") return "prepare.log";
-  return job.stage === "compare" && job.state === "running" ? "compare.log" : "train.log";
+/** The stream that the attempt's stage writes, or wrote when it failed. */
+function current(job, attempt) {
+  const here = attempt.stages.findLast((stage) => ["running", "failed"].includes(stage.state))?.stage;
+  const stage = here ?? job.stage;
+  if (stage === "prepare") return "prepare.log";
+  return stage === "compare" && job.state === "running" ? "compare.log" : "train.log";
 }
 
 export class LogView {
@@ -20,7 +23,8 @@ export class LogView {
   #scroll;
   #feed = null;
   #source = "";
-  #rank = 0;
+  // null: rank 0, or the one that is to blame.
+  #chosen = null;
   #stream = null;
   #job = null;
   #attempt = null;
@@ -44,7 +48,7 @@ export class LogView {
     this.#attempt = attempt;
     if (attempt === null) return;
     // The rank may have been chosen in an attempt with more of them.
-    if (!attempt.members.some((member) => member.rank === this.#rank)) this.#rank = 0;
+    if (!attempt.members.some((member) => member.rank === this.#chosen)) this.#chosen = null;
     const running = attempt.state !== "ended";
     const source = `${attempt.number}/${this.#rank}/${this.#shown}`;
     if (source !== this.#source) {
@@ -52,11 +56,17 @@ export class LogView {
       this.#restart(running);
     }
     this.#feed.running(running);
+    this.#scroll.over(!running);
     this.#draw();
   }
 
+  get #rank() {
+    const failed = this.#attempt.outcome === "failed";
+    return this.#chosen ?? (failed ? blamed(this.#job, this.#attempt) : null) ?? 0;
+  }
+
   get #shown() {
-    return this.#stream ?? current(this.#job);
+    return this.#stream ?? current(this.#job, this.#attempt);
   }
 
   #url(query) {
@@ -85,7 +95,7 @@ export class LogView {
   }
 
   #choose(field) {
-    if (field.name === "rank") this.#rank = Number(field.value);
+    if (field.name === "rank") this.#chosen = Number(field.value);
     if (field.name === "stream") this.#stream = field.value === "" ? null : field.value;
     this.follow(this.#job, this.#attempt);
   }
@@ -96,7 +106,7 @@ export class LogView {
       member.rank,
       `rank ${member.rank} · ${plain(member.hostname || member.replica_id)}`,
     ]);
-    const automatic = `Current (${NAMES[current(this.#job)].toLowerCase()})`;
+    const automatic = `Current (${NAMES[current(this.#job, this.#attempt)].toLowerCase()})`;
     const whole = this.#url({});
     fill(
       this.#tools,

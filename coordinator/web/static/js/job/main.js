@@ -2,10 +2,10 @@
 // itself. The parts are functions of this state; only the chart and the log keep something of their own.
 
 import { read, whoAmI } from "../shared/api.js";
-import { fill, listen } from "../shared/dom.js";
+import { el, fill, listen } from "../shared/dom.js";
 import { everySecond, live, paced } from "../shared/live.js";
 import { replicaRows } from "../shared/replicas.js";
-import { api, jobIdHere } from "../shared/site.js";
+import { api, jobIdHere, ROOT } from "../shared/site.js";
 import { healed, say, showLink, signedIn, top } from "../shared/top.js";
 import { act, copy } from "./actions.js";
 import { answers } from "./answers.js";
@@ -82,6 +82,24 @@ async function watchReplicas() {
   setTimeout(watchReplicas, REPLICAS_MS + 20 * (performance.now() - began));
 }
 
+/** There is no such job: say so, and lead back. Nothing is wrong with the connection. */
+function unknown(problem) {
+  showLink("ended");
+  place("title").querySelector("h1").textContent = "No such job";
+  place("verdict").hidden = true;
+  document.querySelector(".columns").hidden = true;
+  say(problem.message);
+  place("title").after(
+    el(
+      "p",
+      { class: "muted" },
+      "It may belong to another deployment, or its address was mistyped. ",
+      el("a", { href: ROOT.pathname }, "All jobs and replicas"),
+      " are on the overview.",
+    ),
+  );
+}
+
 function take(job) {
   state.job = job;
   soon();
@@ -128,14 +146,12 @@ async function begin() {
   try {
     state.job = await read(`jobs/${encodeURIComponent(id)}`);
   } catch (problem) {
-    say(problem);
-    showLink("refused");
-    place("title").querySelector("h1").textContent = problem.status === 404 ? "No such job" : "Job";
-    place("verdict").hidden = problem.status === 404;
     if (problem.status === 404) {
-      document.querySelector(".columns").hidden = true;
+      unknown(problem);
       return;
     }
+    say(problem);
+    showLink("refused");
   }
   whoAmI().then((session) => {
     state.session = session;

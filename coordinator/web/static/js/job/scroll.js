@@ -30,6 +30,7 @@ export class Scroll {
   #waiting = [];
   #atEnd = true;
   #words = "";
+  #over = false;
   #fetch;
   #fetching = false;
 
@@ -74,6 +75,13 @@ export class Scroll {
   /** A word about the link. */
   say(words) {
     this.#words = words;
+    this.#drawFoot();
+  }
+
+  /** Whether nothing more will be written. */
+  over(yes) {
+    if (yes === this.#over) return;
+    this.#over = yes;
     this.#drawFoot();
   }
 
@@ -181,7 +189,7 @@ export class Scroll {
       el(
         "span",
         { class: "muted small grow", key: "words" },
-        empty ? `Nothing has been written yet. ${this.#words}` : this.#words,
+        empty ? `${this.#over ? "Nothing was written here." : "Nothing has been written yet."} ${this.#words}` : this.#words,
       ),
       !this.#atEnd &&
         el(

@@ -1,7 +1,7 @@
 // The eight gates in their order: state, what was seen, how long it took, and the measured figures.
 
 import { now } from "../shared/api.js";
-import { el, plain } from "../shared/dom.js";
+import { el, prose } from "../shared/dom.js";
 import { between, count, duration, ticking } from "../shared/format.js";
 import { mark, stagesOf, TERMINAL } from "../shared/states.js";
 import { figures } from "./figures.js";
@@ -22,6 +22,7 @@ const WORDS = {
   passed: "passed",
   failed: "failed",
   skipped: "skipped",
+  cancelled: "cancelled",
 };
 
 /** Before the first attempt only gathering happens, and the job's verdict tells of it. */
@@ -44,16 +45,24 @@ function took(stage, over) {
   return stage.state === "running" && !over ? ticking(between(stage.started_at, now())) : "";
 }
 
-/** What was seen; of a running training, where it is; else what the stage is for. */
-function words(stage, about, progress) {
+/** What was seen (in short where a finding says it in full); of a running training, where it is; else what the stage is for. */
+function words(stage, about, { progress, findings }) {
+  const said = findings.find((found) => found.message === stage.summary);
+  if (said) return `${said.code}: see the findings.`;
   if (stage.summary) return stage.summary;
   if (stage.stage !== "train" || stage.state !== "running" || !progress?.step) return about;
   return `step ${count(progress.step)}${progress.total_steps ? ` of ${count(progress.total_steps)}` : ""}`;
 }
 
-function row(stage, over, progress) {
+/** What is shown of a stage that the job's end cut off. */
+function standing(stage, { over, cancelled }) {
+  if (cancelled && stage.state === "failed") return "cancelled";
+  return stage.state === "running" && over ? "skipped" : stage.state;
+}
+
+function row(stage, seen) {
   const [name, about] = NAMES[stage.stage] ?? [stage.stage, ""];
-  const state = stage.state === "running" && over ? "skipped" : stage.state;
+  const state = standing(stage, seen);
   const measured = figures(stage.figures ?? {});
   return el(
     "li",
@@ -82,9 +91,9 @@ function row(stage, over, progress) {
               name,
               el("span", { class: "visually-hidden" }, `, ${WORDS[state]}`),
             ),
-            el("span", { class: "stage-time figure" }, took(stage, over)),
+            el("span", { class: "stage-time figure" }, took(stage, seen.over)),
           ),
-          el("span", { class: "stage-summary" }, plain(words(stage, about, progress))),
+          el("span", { class: "stage-summary" }, prose(words(stage, about, seen))),
         ),
         measured.length > 0 && el("dl", { class: "pairs" }, measured),
       ),
@@ -95,7 +104,11 @@ function row(stage, over, progress) {
 /** The list of stages of `attempt` (null: none has begun). */
 export function stages(job, attempt) {
   const over = attempt ? attempt.state === "ended" : TERMINAL.has(job.state);
-  return (attempt?.stages.length ? attempt.stages : withoutAttempt(job)).map((stage) =>
-    row(stage, over, attempt === job.attempt ? job.progress : null),
-  );
+  const seen = {
+    over,
+    cancelled: (attempt?.outcome ?? job.state) === "cancelled",
+    findings: job.findings,
+    progress: attempt === job.attempt ? job.progress : null,
+  };
+  return (attempt?.stages.length ? attempt.stages : withoutAttempt(job)).map((stage) => row(stage, seen));
 }

@@ -1,7 +1,7 @@
 // The head of a job's page: its name, what may be done with it, and the verdict in plain words.
 
 import { now } from "../shared/api.js";
-import { el, icon, plain } from "../shared/dom.js";
+import { el, icon, plain, prose } from "../shared/dom.js";
 import { between, duration, plural, ticking, when } from "../shared/format.js";
 import { badge, mark, TERMINAL } from "../shared/states.js";
 
@@ -68,12 +68,22 @@ export function title(job, session) {
   ];
 }
 
+// A verdict that a finding says in full needs no more of it than one look takes in.
+const ONE_LOOK = 140;
+
+/** The verdict's words, cut short where a finding below has them whole. */
+function words(job) {
+  const said = job.verdict || job.state;
+  const repeated = job.findings.some((found) => found.message === said);
+  return repeated && said.length > ONE_LOOK ? `${said.slice(0, ONE_LOOK).trimEnd()}…` : said;
+}
+
 /** The verdict line. Progress stands below it, so that one look tells how far it is. */
 export function verdict(job) {
   return el(
     "div",
     { class: "verdict-body", "data-state": job.state },
     mark(job.state, job.state),
-    el("p", { class: "verdict-line grow" }, plain(job.verdict || job.state)),
+    el("p", { class: "verdict-line grow" }, prose(words(job))),
   );
 }

@@ -26,7 +26,7 @@ function lamps(replicas) {
 function state(replicas) {
   const here = replicas.items.filter((replica) => replica.alive).length;
   if (replicas.items.length > here) return "failed";
-  return here < (replicas.expected ?? 1) ? "running" : "passed";
+  return here < (replicas.expected ?? 1) ? "waiting" : "passed";
 }
 
 function doing(jobs) {

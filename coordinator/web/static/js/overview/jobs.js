@@ -1,7 +1,7 @@
 // The list of jobs: name, verdict, how far it has come, how long it took.
 
 import { now } from "../shared/api.js";
-import { el, plain } from "../shared/dom.js";
+import { el, plain, prose } from "../shared/dom.js";
 import { between, duration, plural, ticking, when } from "../shared/format.js";
 import { jobPage } from "../shared/site.js";
 import { badge, dots, mark } from "../shared/states.js";
@@ -33,7 +33,7 @@ function row(job) {
         badge(job.state),
         job.kind === "preflight" && badge("note", "preflight"),
       ),
-      el("p", { class: "muted small job-verdict" }, plain(job.verdict)),
+      el("p", { class: "muted small job-verdict" }, prose(job.verdict)),
     ),
     el(
       "div",

@@ -117,6 +117,13 @@ export function listen(root, actions) {
   });
 }
 
+/** Foreign text in which `words between backticks` are code: pieces for `el`. */
+export function prose(text) {
+  return plain(text)
+    .split(/`([^`\n]+)`/)
+    .map((piece, index) => (index % 2 ? el("code", {}, piece) : piece));
+}
+
 // Characters that could reorder or hide what is written around them, and controls: shown, not obeyed.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
 

@@ -10,7 +10,7 @@ const WORDS = {
   reconnecting: "reconnecting…",
   paused: "paused",
   refused: "not connected",
-  ended: "complete",
+  ended: "",
 };
 
 /** Show the state of the link. */
