@@ -6,10 +6,13 @@ import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.api import pages, problems
 from coordinator.api.artifacts import _range
 from coordinator.api.edge import MIB, REPORT_BYTES, SUBMISSION_BYTES, body_limit
 from coordinator.api.sse import Cursor, encode
@@ -257,3 +260,36 @@ def test_progress_is_the_newest_figure_of_the_lowest_rank_that_has_it() -> None:
 
 def test_there_is_no_progress_before_the_first_record() -> None:
     assert progress_view([]) is None
+
+
+# --- addresses without a page
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "page"),
+    [
+        ("/foo", "text/html,*/*", "./"),
+        ("/a/b/c", "text/html", "../../"),
+        ("/foo", "*/*", None),
+        ("/api/v1/foo", "text/html", None),
+    ],
+)
+def test_a_browser_gets_a_page_with_a_way_back_and_programs_a_problem(
+    path: str, accept: str, page: str | None
+) -> None:
+    app = FastAPI()
+    app.include_router(pages.router)
+    problems.install(app)
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://coordinator"
+        ) as client:
+            return await client.get(path, headers={"Accept": accept})
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 404
+    if page is None:
+        assert answer.json()["code"] == "SYS102"
+    else:
+        assert f'<a class="brand" href="{page}">' in answer.text and "%UP%" not in answer.text
