@@ -56,6 +56,22 @@ DISTRIBUTED_TYPES = (
     "DEEPSPEED", "FSDP", "XLA", "MEGATRON_LM", "MULTI_HPU", "MULTI_NEURON",
 )  # fmt: skip
 MIXED_PRECISIONS = ("no", "fp16", "bf16", "fp8")
+# What a key takes, in any case of letters.
+CHOICES = {
+    ("dynamo_config", "dynamo_backend"): (
+        "NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS", "OFI", "FX2TRT",
+        "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND",
+    ),
+    ("dynamo_config", "dynamo_mode"): ("default", "reduce-overhead", "max-autotune"),
+    ("deepspeed_config", "offload_optimizer_device"): ("none", "cpu", "nvme"),
+    ("deepspeed_config", "offload_param_device"): ("none", "cpu", "nvme"),
+    ("fsdp_config", "fsdp_auto_wrap_policy"): ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
+    ("fsdp_config", "fsdp_sharding_strategy"): (
+        "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2",
+    ),
+    ("fsdp_config", "fsdp_backward_prefetch"): ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+    ("fsdp_config", "fsdp_state_dict_type"): ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
+}  # fmt: skip
 _WRITTEN_AS_TEXT = ("mixed_precision", "distributed_type", "downcast_bf16", "compute_environment")
 
 
@@ -189,6 +205,28 @@ def mixed_precision(subject: Subject) -> Findings:
         )
 
 
+def choices(subject: Subject) -> Findings:
+    """CFG120: a name below a section that accelerate, its workers or DeepSpeed do not know."""
+    if subject.accelerate is None:
+        return
+    for (section, key), names in CHOICES.items():
+        written = mapping(subject.accelerate.values.get(section))
+        value = written.get(key)
+        if not isinstance(value, str) or value.lower() in {name.lower() for name in names}:
+            continue
+        near = nearest(value, names, cutoff=0.6)
+        device = key.endswith("_device")  # DeepSpeed has had these three from the beginning
+        yield subject.found_in_accelerate(
+            "CFG120",
+            f"`{key}: {shown(value)}` is none that accelerate knows",
+            section,
+            key,
+            hint=f"did you mean `{near}`?" if near else f"one of {', '.join(names)}",
+            severity="error" if near or device else "warning",
+            edits=(put(near, section, key),) if near else (),
+        )
+
+
 def norway(subject: Subject) -> Findings:
     """CFG011: `no` without quotes is false in YAML 1.1, and accelerate calls `.lower()` on it."""
     if subject.accelerate is None:
@@ -263,6 +301,6 @@ def without_effect(subject: Subject) -> Findings:
 
 
 RULES = (
-    unknown_keys, unknown_sub_keys, collisions, distributed_type, mixed_precision, norway, other_environment,
+    unknown_keys, unknown_sub_keys, collisions, distributed_type, mixed_precision, choices, norway, other_environment,
     without_effect,
 )  # fmt: skip

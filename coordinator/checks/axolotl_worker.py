@@ -3,11 +3,12 @@
 Started as a file by `deep.py` with an interpreter that has Axolotl (which need not have rankcall), in an empty
 folder. Standard library and Axolotl only. It reads one question a line and answers one line each:
 
-    {"config": {…}, "capabilities": {…}, "torch": "2.9.1", "deepspeed": {…} | null}
+    {"config": "base_model: …", "capabilities": {…}, "torch": "2.9.1", "deepspeed": {…} | null}
     → {"ok": bool, "axolotl": "0.19.0", "errors": [{"at": [...], "message": "…"}], "warnings": ["…"],
        "unsure": "…" | null, "deepspeed": [{"at": [...], "message": "…"}]}
 
-`deepspeed` in the answer is what DeepSpeed's own config class refuses; empty where DeepSpeed cannot be asked.
+`config` is YAML, or a mapping. `deepspeed` in the answer is what DeepSpeed's own config class refuses; empty where
+DeepSpeed cannot be asked.
 
 Its first line, once Axolotl is imported, is {"ready": true, "axolotl": …} or {"ready": false, "error": …}.
 """
@@ -42,12 +43,15 @@ class _Warnings(logging.Handler):
 
 def _answer(question: dict[str, Any], warnings: _Warnings) -> dict[str, Any]:
     """Axolotl's verdict on one config."""
+    import yaml
     from axolotl.utils.config import validate_config
     from axolotl.utils.dict import DictDefault
     from pydantic import ValidationError
 
     warnings.said.clear()
     config = question["config"]
+    if isinstance(config, str):
+        config = yaml.safe_load(config)
     plugins = [name for name in config.get("plugins") or [] if str(name).startswith(_OWN_PLUGINS)]
     unknown = [name for name in config.get("plugins") or [] if name not in plugins]
     config = (

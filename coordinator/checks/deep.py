@@ -28,6 +28,7 @@ from coordinator.checks.check import examine, verdict
 from coordinator.checks.deepspeed_schema import FORMER_COMPILE_KEYS
 from coordinator.checks.files import Files
 from coordinator.checks.subject import DeepSpeedUse, Purpose, Subject, mapping, shown
+from coordinator.core import yaml
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Facts, Finding
 from coordinator.core.views import CheckVerdict, Submission
@@ -142,7 +143,7 @@ class AxolotlSchema:
         Raises:
             Unavailable: no Axolotl there, or no answer in time.
         """
-        line = json.dumps(question, default=str).encode() + b"\n"
+        line = json.dumps(question).encode() + b"\n"
         with self._lock:
             self._cancel_timer()
             try:
@@ -269,7 +270,8 @@ def ask_axolotl(
     """What Axolotl and DeepSpeed say beyond what has been found: CFG901, CFG902, CFG903, CFG904."""
     use = next((one for one in subject.deepspeed if one.by != "accelerate"), None)
     question = {
-        "config": subject.settings,
+        # As text, because JSON makes text of every key and knows no dates: the answer is about what was written.
+        "config": yaml.dump(subject.settings),
         "capabilities": capabilities(subject, gpu),
         "torch": next(
             (f.packages["torch"].split("+")[0] for f in subject.facts if "torch" in f.packages), None
@@ -354,8 +356,9 @@ def _place(subject: Subject, at: tuple[str, ...]) -> tuple[str, ...]:
     place: list[str] = []
     value: object = subject.settings
     for part in at:
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
+        keys = {str(key): key for key in value} if isinstance(value, Mapping) else {}
+        if isinstance(value, Mapping) and part in keys:
+            value = value[keys[part]]
         elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
             value = value[int(part)]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import posixpath
 import re
@@ -42,8 +43,15 @@ def read_file(files: Files, path: str, *, file: str, key: str, line: int | None)
 
 def parse(data: bytes, name: str) -> object | Finding:
     """The JSON in `data`; CFG023 where it is none, with the line."""
+    if data.startswith(codecs.BOM_UTF8):
+        return finding(
+            "CFG023",
+            f"{shown(name)} begins with a byte order mark, which Python's JSON reader refuses",
+            hint="save it as UTF-8 without one (`sed -i '1s/^\\xEF\\xBB\\xBF//' FILE`)",
+            file=name,
+        )
     try:
-        written = data.decode("utf-8-sig")
+        written = data.decode("utf-8")
         values: object = json.loads(written)
         return values
     except UnicodeDecodeError as error:

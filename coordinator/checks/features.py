@@ -138,6 +138,9 @@ def _unmet(subject: Subject) -> Iterator[tuple[str, str]]:
     loading = mapping(subject.get("fsdp_config")).get("cpu_ram_efficient_loading")
     if subject.get("model_quantization_config") == "Mxfp4Config" and loading is True:
         yield "model_quantization_config", "`cpu_ram_efficient_loading: false`"
+    strided = subject.get("rl") == "ebft" and mapping(subject.get("ebft")).get("mode") == "strided"
+    if strided and subject.get("torch_compile") is True and subject.get("gradient_checkpointing"):
+        yield "torch_compile", "another mode of EBFT than strided, or no `gradient_checkpointing`"
     if "mpt" in text(subject.get("base_model")).lower() and subject.has("gradient_checkpointing"):
         yield "gradient_checkpointing", "another model than MPT"
 

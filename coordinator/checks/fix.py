@@ -33,6 +33,7 @@ from coordinator.core.views import CheckVerdict, Submission
 MOST_ROUNDS = 8
 _NO_SPACE = re.compile(r"^(\s*(?:- )?[A-Za-z_][\w-]*):(?=[^\s:/\\])", re.MULTILINE)
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_TAB_BEFORE_COMMENT = re.compile(r"[ \t]*\t[ \t]*(?=#|$)")
 _TEXTUAL = ("space", "tabs", "comma", "line")
 
 
@@ -161,8 +162,10 @@ def _mend_text(text: str, edit: Edit) -> str | None:
 
 
 def _untabbed(line: str) -> str:
+    """Tabs as spaces where they indent, and where they stand before a comment."""
     body = line.lstrip(" \t")
-    return line[: len(line) - len(body)].replace("\t", "  ") + body
+    indent = line[: len(line) - len(body)].replace("\t", "  ")
+    return indent + _TAB_BEFORE_COMMENT.sub(lambda found: found[0].replace("\t", "  "), body)
 
 
 def _edit_json(text: str, edit: Edit) -> str | None:

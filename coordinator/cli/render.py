@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,13 @@ _PREAMBLE = """\
 # All ranks at the same time; the Python that runs it has Axolotl and rankcall.
 set -e
 """
+
+# What the kernel takes as the name of an interface: 15 characters, no slash, no space.
+_INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
+_HOST = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
+)
+_NUMERIC = re.compile(r"[\d.]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,11 @@ def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, 
     """
     if wanted.rank is not None and wanted.rank >= wanted.nodes:
         raise Stop(Exit.USAGE, f"Rank {wanted.rank} is not among {wanted.nodes} nodes: ranks count from 0.")
+    _judge_address(wanted.master_address, wanted.nodes)
+    if wanted.interface is not None and not _INTERFACE.fullmatch(wanted.interface):
+        raise Stop(
+            Exit.USAGE, f"--interface {wanted.interface!r} is no name of a network interface, such as eth0."
+        )
     ranks = range(wanted.nodes) if wanted.rank is None else (wanted.rank,)
     submission = with_settings(asked)
     try:
@@ -66,6 +80,32 @@ def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, 
             _print(rank, one)
     if why:
         _explain(next(iter(rendered.values())))
+
+
+def _judge_address(written: str, nodes: int) -> None:
+    """
+    Raises:
+        Stop: for what no replica could reach rank 0 by.
+    """
+    said = f"--master-addr {written!r}"
+    try:
+        address = ipaddress.ip_address(written)
+    except ValueError:
+        host, _, port = written.rpartition(":")
+        if port.isdigit() and ":" not in host.strip("[]"):
+            hint = f"Write --master-addr {host} --master-port {port}."
+            raise Stop(Exit.USAGE, f"{said} has a port in it.", hint=hint) from None
+        if _NUMERIC.fullmatch(written) or not _HOST.fullmatch(written):
+            raise Stop(Exit.USAGE, f"{said} is neither an IP address nor a host name.") from None
+        if written.lower() == "localhost" and nodes > 1:
+            raise Stop(
+                Exit.USAGE, f"{said}: each of {nodes} replicas would look for rank 0 in itself."
+            ) from None
+        return
+    if address.is_unspecified or address.is_multicast:
+        raise Stop(Exit.USAGE, f"{said} is no address of a replica.")
+    if address.is_loopback and nodes > 1:
+        raise Stop(Exit.USAGE, f"{said}: each of {nodes} replicas would look for rank 0 in itself.")
 
 
 def _write(folder: Path, one: Rendered) -> None:

@@ -25,6 +25,8 @@ _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_NODES = 50_000
 MAX_DEPTH = 64
 MAX_NUMBER = 400
+# Characters that the slow scanner is asked to read: a fifth of a second.
+MAX_SCANNED = 20_000
 
 KeyPath = tuple[str, ...]
 
@@ -145,6 +147,7 @@ def read(text: str, name: str = "config.yml") -> Document:
         walk = _Walk(name)
         walk.visit(root, (), 0)
         values = loader.construct_document(root)
+        _refuse_separating_tabs(text)
     except yaml.MarkedYAMLError as error:
         raise _from_pyyaml(name, error, lines) from None
     except yaml.YAMLError as error:
@@ -272,6 +275,19 @@ def _bound(text: str, name: str) -> None:
         raise YamlError(name, mark.line + 1 if mark else 0, mark.column + 1 if mark else 0, problem)
 
 
+def _refuse_separating_tabs(text: str) -> None:
+    """libyaml, which reads here, lets tabs stand where PyYAML's own scanner takes spaces only; Axolotl and accelerate
+    read with the latter.
+
+    Raises:
+        yaml.MarkedYAMLError: as that scanner says it.
+    """
+    if "\t" not in text or len(text) > MAX_SCANNED:
+        return
+    for _ in yaml.scan(text, Loader=yaml.SafeLoader):
+        pass
+
+
 def _endless_number(event: yaml.ScalarEvent) -> bool:
     return len(event.value) > MAX_NUMBER and event.implicit[0] and _NUMERIC.match(event.value) is not None
 
@@ -343,7 +359,8 @@ def _from_pyyaml(name: str, error: yaml.MarkedYAMLError, lines: Sequence[str]) -
         return YamlError(name, 0, 0, problem)
     text = _line_of(lines, mark.line + 1)
     if text[mark.column : mark.column + 1] == "\t":
-        problem = "a tab is used for indentation; YAML takes spaces only"
+        indents = not text[: mark.column].strip()
+        problem = f"a tab is used {'for indentation' if indents else 'as a space'}; YAML takes spaces only"
     return YamlError(name, mark.line + 1, mark.column + 1, problem, text)
 
 

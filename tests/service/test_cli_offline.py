@@ -96,6 +96,25 @@ def test_usage_errors_are_exit_2_and_say_what_is_wrong(shell: Shell) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--master-addr", "10.0.0.5:29500"),
+        ("--master-addr", "300.1.1.1"),
+        ("--master-addr", "127.0.0.1"),
+        ("--master-addr", "0.0.0.0"),
+        ("--master-addr", "a b;c"),
+        ("--master-addr", "12345"),
+        ("--master-addr", "10.0.0.5", "--interface", "eth0;rm"),
+    ],
+)
+def test_render_refuses_what_no_replica_could_use(options: tuple[str, ...], shell: Shell) -> None:
+    ran = shell.run("render", "config.yml", "--nodes", "2", *options)
+    assert ran.code == 2
+    assert options[-1] in ran.err
+    assert "Traceback" not in ran.err
+
+
 def test_check_gives_a_verdict_as_data_and_as_exit_code(shell: Shell) -> None:
     good = shell.run("check", "config.yml", "--nodes", "2", "--json")
     assert good.code == 0, good.out

@@ -124,6 +124,28 @@ ZERO2 = {"zero_optimization": {"stage": 2}}
 V100 = (("7.0",), ("7.0",))
 
 FIRES = [
+    Case("CFG120", launch={"dynamo_config": {"dynamo_backend": "INDUCTR"}}),
+    Case("CFG120", launch={"dynamo_config": {"dynamo_backend": "SOMETHING"}}, severity="warning"),
+    Case("CFG120", launch={"fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED"}}),
+    Case(
+        "CFG120",
+        launch={
+            "deepspeed_config": {
+                "zero_stage": 2,
+                "offload_optimizer_device": "gpu",
+                "deepspeed_multinode_launcher": "standard",
+            }
+        },
+    ),
+    Case(
+        "CFG023",
+        {"deepspeed": "ds.json"},
+        files={"ds.json": b'\xef\xbb\xbf{"zero_optimization": {"stage": 2}}'},
+    ),
+    Case(
+        "CFG509",
+        {"rl": "ebft", "ebft": {"mode": "strided"}, "torch_compile": True, "gradient_checkpointing": True},
+    ),
     # names that the schema lets through
     Case("CFG616", {"optimizer": "adamw_troch"}),
     Case("CFG616", {"optimizer": "adamw_8bits"}),

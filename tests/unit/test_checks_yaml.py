@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import yaml as pyyaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.checks import BundleFiles, check, decode
 from coordinator.checks.fix import fix
+from coordinator.core import yaml
 from coordinator.core.protocol import Finding
 from coordinator.core.views import CheckVerdict, Submission, SubmittedFile
 
@@ -61,6 +63,9 @@ def first(text: str) -> Finding:
         ("base_model: a learning_rate: 1e-4 num_epochs: 1\n", "CFG002", 1),
         ("base_model:a\nlearning_rate:1\n", "CFG002", 1),
         (GOOD + "fsdp_config:\n\toffload_params: true\n", "CFG003", 7),
+        (GOOD + "seed: 42\t# the answer\n", "CFG003", 6),
+        (GOOD + "output_dir:\tout\n", "CFG003", 6),
+        (GOOD + "wandb_tags: [a,\tb]\n", "CFG003", 6),
         (GOOD + "learning_rate: 1e-4\n", "CFG004", 6),
         (GOOD.replace("    type: alpaca", "    type: alpaca\n    type: chat_template"), "CFG004", 5),
         ("", "CFG005", None),
@@ -93,6 +98,32 @@ def test_a_fault_of_yaml_is_named_with_its_line(text: str, code: str, line: int 
     if line is not None:
         assert found.line == line
     assert found.hint
+
+
+TABBED = (
+    "a: 1\t# c\n", "a:\t1\n", "a: {b:\t1}\n", "a: b\tc\n", "a: 'x'\t\n", "a: 1\n  \t\nb: 2\n", "a: x\n  y\tz\n",
+    "---\t# c\na: 1\n", "a: &x\t1\n", "a: !!str\t1\n", "a: |\n  x\ty\n", 'a: "x\ty"\n', "# c\tc\na: 1\n", "a: >\n  x\t\n  y\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TABBED)
+def test_a_tab_is_refused_exactly_where_axolotls_own_reader_refuses_it(text: str) -> None:
+    try:
+        pyyaml.safe_load(text)
+        taken = True
+    except pyyaml.YAMLError:
+        taken = False
+    try:
+        assert yaml.load(text) == pyyaml.safe_load(text)
+        assert taken
+    except yaml.YamlError:
+        assert not taken
+
+
+def test_tabs_before_remarks_are_mended() -> None:
+    given = Submission(config=GOOD + "seed: 42\t# the answer\n", config_name="config.yml")
+    mended = fix(given, files=BundleFiles(given))
+    assert mended.files["config.yml"].endswith("seed: 42  # the answer\n")
 
 
 def test_a_line_that_swallowed_the_next_is_found() -> None:

@@ -199,6 +199,16 @@ ENTRIES: tuple[Entry, ...] = (
         good="main_process_ip: 10.0.9.59",
     ),
     Entry(
+        "CFG120",
+        "A name that accelerate does not know",
+        "error",
+        "A backend, policy or device below a section of the accelerate file is none of those there are.",
+        "The launcher or every worker ends with a ValueError or KeyError.",
+        "Write one of the names.",
+        bad="dynamo_config:\n  dynamo_backend: INDUCTR",
+        good="dynamo_config:\n  dynamo_backend: INDUCTOR",
+    ),
+    Entry(
         "CFG122",
         "A section that counts for nothing",
         "warning",
