@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
@@ -34,6 +35,9 @@ log = structlog.get_logger(__name__)
 JOB_ID_BYTES = 4
 # A DeepSpeed JSON or an accelerate YAML has a few kilobytes; a larger file of that kind is a dataset.
 CONFIGURATION_BYTES = 64 << 10
+# What Linux takes as one name, and as a whole path less the folder of the job on a replica.
+NAME_BYTES = 255
+PATH_BYTES = 3072
 _CONFIGURATION = (".json", ".yaml", ".yml")
 
 
@@ -65,7 +69,12 @@ class Submissions:
         self._broadcast = broadcast
 
     async def check(self, submission: Submission, purpose: Purpose = "check") -> CheckVerdict:
-        """What the checks say of it, with the facts of the replicas that are here."""
+        """What the checks say of it, with the facts of the replicas that are here.
+
+        Raises:
+            ProblemError: 422 where it allows a code that does not exist.
+        """
+        refuse_unknown(submission.allow)
         misplaced = misplaced_files(submission.files)
         if misplaced:
             return CheckVerdict(verdict="reject", findings=misplaced)
@@ -90,7 +99,7 @@ class Submissions:
             raw: the body as it came, which `key` (Idempotency-Key) stands for.
 
         Raises:
-            ProblemError: 422 where the checks refuse it, or where `key` was used for another body.
+            ProblemError: 422 where the checks refuse it, where it allows a code that does not exist, or where `key` was used for another body.
         """
         digest = hashlib.sha256(raw).hexdigest()
         if key is not None:
@@ -116,13 +125,7 @@ class Submissions:
             earlier = await self._store.read(lambda c: queries.job_by_idempotency_key(c, key))
             if earlier is not None:
                 return _repeated(earlier, digest)
-        unknown = [code for code in asked.allow if code not in CODES]
-        if unknown:
-            raise problem(
-                422,
-                "SYS103",
-                f"allow: there is no finding {', '.join(unknown[:8])}; `rankcall explain` knows those there are.",
-            )
+        refuse_unknown(asked.allow)
         here = sum(self._roster.alive(presence.replica_id) for presence in self._roster.all())
         submission = Submission(
             name="preflight",
@@ -254,6 +257,16 @@ def refused(verdict: CheckVerdict) -> ProblemError:
     return problem(422, "SYS108", f"{errors[0].code}: {errors[0].message}{more}", findings=verdict.findings)
 
 
+def refuse_unknown(allow: Sequence[str]) -> None:
+    """Raises: ProblemError (422) for a code to be allowed that is none: it would allow nothing, without a word."""
+    unknown = [code[:32] for code in allow if code not in CODES]
+    if unknown:
+        said = (
+            f"allow: there is no finding {', '.join(unknown[:8])}; `rankcall explain` knows those there are."
+        )
+        raise problem(422, "SYS103", said)
+
+
 def bundle_sha256(files: Iterable[BundleFile]) -> str | None:
     """The identity of a bundle: a hash over paths and contents, whatever their order. None for an empty one."""
     total = hashlib.sha256()
@@ -276,7 +289,9 @@ def misplaced_files(files: Iterable[BundleFile]) -> tuple[Finding, ...]:
     seen: dict[PurePosixPath, str] = {}
     for file in files:
         path = PurePosixPath(file.path)
-        if path.is_absolute() or ".." in path.parts or path == PurePosixPath() or _unprintable(file.path):
+        if _unwritable(path):
+            found.append(_misplaced(file.path, "has a name that is too long for a disk"))
+        elif path.is_absolute() or ".." in path.parts or path == PurePosixPath() or _unprintable(file.path):
             found.append(_misplaced(file.path, "is not a path inside the config's folder"))
         elif path in seen or any(parent in seen for parent in path.parents):
             found.append(_misplaced(file.path, "is there twice, or lies inside another file of the bundle"))
@@ -289,13 +304,20 @@ def misplaced_files(files: Iterable[BundleFile]) -> tuple[Finding, ...]:
 
 
 def _misplaced(path: str, what: str) -> Finding:
+    shown = path if len(path) <= 120 else f"{path[:120]}…"
     return Finding(
-        code="SYS103", severity="error", message=f"The bundle's file {path!r} {what}.", key="files"
+        code="SYS103", severity="error", message=f"The bundle's file {shown!r} {what}.", key="files"
     )
 
 
 def _unprintable(path: str) -> bool:
-    return any(ord(character) < 32 or 0xD800 <= ord(character) <= 0xDFFF for character in path)
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in path)
+
+
+def _unwritable(path: PurePosixPath) -> bool:
+    """Whether a replica's disk could not hold it."""
+    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in path.parts]
+    return max(sizes, default=0) > NAME_BYTES or sum(sizes) + len(sizes) > PATH_BYTES
 
 
 def _job(c: Connection, job_id: str) -> rows.Job:

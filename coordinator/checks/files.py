@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from coordinator.core.regular import read_regular
 from coordinator.core.views import Submission
 
 # A file that a config names is a few kilobytes; more is not read to judge it.
@@ -75,8 +76,7 @@ class FolderFiles:
 
     def read(self, path: str) -> bytes | None:
         try:
-            with (self._folder / Path(path).expanduser()).open("rb") as file:
-                return file.read(READ_LIMIT_BYTES)
+            return read_regular(self._folder / Path(path).expanduser(), READ_LIMIT_BYTES)[:READ_LIMIT_BYTES]
         except (OSError, ValueError, RuntimeError):
             return None
 

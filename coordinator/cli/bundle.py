@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from coordinator.cli.console import size
 from coordinator.cli.exits import Exit, Stop
 from coordinator.core.protocol import BundleFile
+from coordinator.core.regular import read_regular
 
 LIMIT_BYTES = 64 << 20
 LIMIT_FILES = 1024
@@ -153,21 +154,33 @@ def _tree(base: Path, root: Path, name: PurePosixPath) -> Iterator[tuple[str, Pa
 
 
 def _read(found: Mapping[str, Path]) -> tuple[BundleFile, ...]:
-    sizes = {name: path.stat().st_size for name, path in found.items()}
-    total = sum(sizes.values())
-    if total > LIMIT_BYTES:
-        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
-        named = ", ".join(f"{name} ({size(count)})" for name, count in largest)
-        raise Stop(
-            Exit.FAILED,
-            f"The files that travel with the config are {size(total)}; the limit is {size(LIMIT_BYTES)}. "
-            f"The largest: {named}.",
-            hint=_ELSEWHERE,
-        )
+    """The files, of which nothing is read that is over the limit: one may grow meanwhile, or have no true size."""
     try:
-        return tuple(BundleFile(path=name, data=path.read_bytes()) for name, path in found.items())
+        sizes = {name: path.stat().st_size for name, path in found.items()}
+        if sum(sizes.values()) > LIMIT_BYTES:
+            raise _too_much(sizes)
+        files = []
+        left = LIMIT_BYTES
+        for name, path in found.items():
+            data = read_regular(path, left)
+            left -= len(data)
+            if left < 0:
+                raise _too_much(sizes | {name: len(data)})
+            files.append(BundleFile(path=name, data=data))
     except OSError as error:
         raise Stop(Exit.FAILED, f"{error.filename} cannot be read: {error.strerror}.") from None
+    return tuple(files)
+
+
+def _too_much(sizes: Mapping[str, int]) -> Stop:
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{name} ({size(count)})" for name, count in largest)
+    return Stop(
+        Exit.FAILED,
+        f"The files that travel with the config are {size(sum(sizes.values()))}; "
+        f"the limit is {size(LIMIT_BYTES)}. The largest: {named}.",
+        hint=_ELSEWHERE,
+    )
 
 
 def _missing(folder: Path, reference: Reference) -> Stop:

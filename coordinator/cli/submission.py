@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.cli.bundle import Reference, collect, near_names
+from coordinator.cli.console import size
 from coordinator.cli.exits import Exit, Stop
+from coordinator.core.regular import read_regular
 
 if TYPE_CHECKING:
     from coordinator.core.views import CheckVerdict, Deadlines, Submission, SubmittedFile
+
+
+# As much as a submission takes of each (`core/views.py`).
+LIMIT_TEXT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,9 @@ def read(asked: Asked) -> Submission:
 
     from coordinator.core.views import Submission
 
+    _refuse_codes(asked.allow)
     text = read_text(asked.config, "config")
+    _refuse_overrides(asked, text)
     try:
         return Submission(
             name=asked.name,
@@ -103,17 +113,43 @@ def read(asked: Asked) -> Submission:
         raise Stop(Exit.USAGE, f"{place}: {first['msg']}.") from None
 
 
+def _refuse_codes(codes: Sequence[str]) -> None:
+    from coordinator.core.catalogue import CODES
+
+    for code in codes:
+        if code not in CODES:
+            near = difflib.get_close_matches(code.upper(), CODES, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]}?" if near else "`rankcall explain --all` lists those there are."
+            raise Stop(Exit.USAGE, f"--allow {code!r}: there is no such finding.", hint=hint)
+
+
+def _refuse_overrides(asked: Asked, text: str) -> None:
+    """An override that cannot be applied is the command line's fault; a config that cannot be read is the check's to say."""
+    from coordinator.core import yaml
+
+    if asked.overrides:
+        with contextlib.suppress(yaml.YamlError):
+            _overridden(yaml.load(text, asked.config.name), asked.overrides)
+
+
+def _overridden(config: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
+    from coordinator.core import yaml
+
+    try:
+        return yaml.apply_overrides(config, overrides)
+    except yaml.OverrideError as error:
+        raise Stop(Exit.USAGE, f"--set {error.override!r}: {error.problem}.") from None
+
+
 def _effective(asked: Asked, text: str) -> Mapping[str, object]:
     """The config with its overrides: paths may come from either."""
     from coordinator.core import yaml
 
     try:
-        config = yaml.apply_overrides(yaml.load(text, asked.config.name), asked.overrides)
+        config = _overridden(yaml.load(text, asked.config.name), asked.overrides)
     except yaml.YamlError as error:
         shown = f"\n    {error.text}" if error.text else ""
         raise Stop(Exit.FAILED, f"{error}{shown}") from None
-    except yaml.OverrideError as error:
-        raise Stop(Exit.USAGE, f"--set {error.override}: {error.problem}.") from None
     # Where a DeepSpeed file of its own is brought, rankcall puts that one in both places.
     return {key: value for key, value in config.items() if key != "deepspeed" or asked.deepspeed is None}
 
@@ -139,18 +175,25 @@ def read_text(path: Path, what: str) -> str:
     """The text of a file the user named.
 
     Raises:
-        Stop: when it is not there (with near names), cannot be read, or is not UTF-8.
+        Stop: when it is not there (with near names), cannot be read, is endless, or is not UTF-8.
     """
     from coordinator.checks import decode
 
     try:
-        text = decode(path.name, path.read_bytes())
+        data = read_regular(path, LIMIT_TEXT_BYTES)
     except FileNotFoundError:
         near = [str(path.parent / name) for name in near_names(path.parent, path.name)]
         hint = f"Did you mean {' or '.join(near)}?" if near else ""
         raise Stop(Exit.USAGE, f"There is no {what} file {path}.", hint=hint) from None
     except OSError as error:
         raise Stop(Exit.USAGE, f"{path} cannot be read: {error.strerror}.") from None
+    if len(data) > LIMIT_TEXT_BYTES:
+        raise Stop(
+            Exit.USAGE,
+            f"{path} is larger than {size(LIMIT_TEXT_BYTES)}, the most that a {what} file may have.",
+            hint="Is it the right file? A configuration has a few kilobytes.",
+        )
+    text = decode(path.name, data)
     if not isinstance(text, str):
         raise Stop(Exit.FAILED, f"{path} is refused.", findings=(text,))
     return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -80,7 +81,8 @@ def contained(root: Path, relative: str) -> Path:
 def write_whole(path: Path, data: bytes) -> None:
     """Put `data` in `path`, whole or not at all, and on disk when this returns; only its owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not made of the file's own name, which may be as long as a name can be.
+    temporary = path.with_name(f".{os.getpid()}.{zlib.crc32(os.fsencode(path.name)):08x}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -14,11 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+if TYPE_CHECKING:
+    from yaml import SafeLoader as _PyYamlLoader
+else:
+    _PyYamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # All far above any real configuration; they stop "billion laughs", stack exhaustion (libyaml's composer
 # recurses in C: 100,000 open brackets end the whole process) and numbers that take seconds to read.
@@ -31,9 +35,28 @@ MAX_SCANNED = 20_000
 KeyPath = tuple[str, ...]
 
 # Numbers that YAML 1.1 reads as strings (no dot, or no sign in the exponent): `1e-5`, `2e5`, `1.5e3`.
-_SCIENTIFIC = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$")
+_SCIENTIFIC = re.compile(r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]+$")
 _NUMERIC = re.compile(r"^[-+0-9a-fA-FxXoO_.:]+$")
 _UNDECODABLE = re.compile(r"[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NUMBER_TAGS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
+# What is wrong is shown, not all of what is wrong.
+_SHOWN = 200
+
+
+class _SafeLoader(_PyYamlLoader):
+    """PyYAML's safe loader, whose constructors raise whatever they run into (`!!bool maybe` a KeyError, `!!int ''`
+    an IndexError, a date that is none a ValueError): all of it becomes PyYAML's own error, with the place."""
+
+    def construct_object(self, node: Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError, MemoryError):
+            raise
+        except Exception:
+            kind = str(node.tag).rpartition(":")[2]
+            written = f"{node.value[:40]!r}" if isinstance(node, ScalarNode) else "this"
+            problem = f"{written} cannot be read as {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 class YamlError(ValueError):
@@ -57,11 +80,12 @@ class YamlError(ValueError):
 
 
 class OverrideError(ValueError):
-    """An override that cannot be applied; `override` is what the user wrote."""
+    """An override that cannot be applied; `override` is what the user wrote, cut where it is endless."""
 
     def __init__(self, override: str, problem: str) -> None:
-        super().__init__(f"override {override!r}: {problem}")
-        self.override = override
+        shown = override if len(override) <= _SHOWN else f"{override[:_SHOWN]}…"
+        super().__init__(f"override {shown!r}: {problem}")
+        self.override = shown
         self.problem = problem
 
 
@@ -148,30 +172,24 @@ def read(text: str, name: str = "config.yml") -> Document:
         walk.visit(root, (), 0)
         values = loader.construct_document(root)
         _refuse_separating_tabs(text)
+        if not isinstance(values, dict):  # `!!set {a, b}`
+            raise YamlError(name, root.start_mark.line + 1, root.start_mark.column + 1, _not_a_mapping(root))
+        for key_node, _ in root.value:
+            key = loader.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise _not_text(name, key_node, key, lines)
     except yaml.MarkedYAMLError as error:
         raise _from_pyyaml(name, error, lines) from None
     except yaml.YAMLError as error:
         raise YamlError(name, 0, 0, str(error).splitlines()[0]) from None
     except RecursionError:
         raise YamlError(name, 0, 0, f"nested deeper than {MAX_DEPTH} levels") from None
-    except (ValueError, OverflowError) as error:
-        # A scalar that looks like a date or a number and is none: `2024-02-31`, `0b`, `1:99`.
+    except ValueError as error:
         if isinstance(error, YamlError):
             raise
-        raise YamlError(name, 0, 0, f"a value cannot be read: {error}") from None
+        raise YamlError(name, 0, 0, f"cannot be read: {error}") from None
     finally:
         loader.dispose()
-    for key in values:
-        if not isinstance(key, str):
-            position = walk.positions.get((str(key),)) or walk.first_of_kind(key)
-            line = position.line if position else 0
-            raise YamlError(
-                name,
-                line,
-                position.column if position else 0,
-                f"the key is read as {key!r}, which is not text: write it in quotes",
-                _line_of(lines, line),
-            )
     return Document(name, values, walk.positions, tuple(walk.duplicates))
 
 
@@ -197,9 +215,12 @@ def scalar(text: str) -> object:
         YamlError: for text that is no YAML value.
     """
     stripped = text.strip()
-    if _SCIENTIFIC.match(stripped):
+    if len(stripped) <= MAX_NUMBER and _SCIENTIFIC.match(stripped):
         return float(stripped)
-    return load(f"value: {stripped}\n" if stripped else "value:\n", "value")["value"]
+    values = load(f"value: {stripped}\n" if stripped else "value:\n", "value")
+    if list(values) != ["value"]:
+        raise YamlError("value", 0, 0, "more than one value")
+    return values["value"]
 
 
 def apply_overrides(config: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
@@ -209,7 +230,8 @@ def apply_overrides(config: Mapping[str, object], overrides: Sequence[str]) -> d
     dashes are ignored, so that what was typed after `axolotl train` works here. `key=` sets null.
 
     Raises:
-        OverrideError: no `=`, an empty key, an index out of range, or a path through a plain value.
+        OverrideError: no `=`, an empty key, one that no file could hold, an index out of range, or a path through a
+            plain value.
     """
     result = _copy(config)
     assert isinstance(result, dict)
@@ -220,6 +242,10 @@ def apply_overrides(config: Mapping[str, object], overrides: Sequence[str]) -> d
             raise OverrideError(override, "write key=value")
         if not all(parts):
             raise OverrideError(override, "the key is empty")
+        if len(parts) > MAX_DEPTH:
+            raise OverrideError(override, f"nested deeper than {MAX_DEPTH} levels")
+        if _UNDECODABLE.search(key) is not None:
+            raise OverrideError(override, "the key holds an unprintable character")
         try:
             value = scalar(text)
         except YamlError as error:
@@ -239,9 +265,9 @@ def _set(target: object, parts: Sequence[str], value: object, override: str) -> 
                 target[part] = [] if parts[depth + 1] == "0" else {}
             target = target[part]
         elif isinstance(target, list):
-            if not part.isdigit() or int(part) > len(target):
-                raise OverrideError(override, f"{part!r} is no index into a list of {len(target)}")
-            index = int(part)
+            index = _index(part)
+            if index is None or index > len(target):
+                raise OverrideError(override, f"{part[:_SHOWN]!r} is no index into a list of {len(target)}")
             if index == len(target):
                 target.append({})
             if last:
@@ -250,7 +276,13 @@ def _set(target: object, parts: Sequence[str], value: object, override: str) -> 
             target = target[index]
         else:
             above = ".".join(parts[:depth])
-            raise OverrideError(override, f"{above} is a plain value and has no {part!r} in it")
+            problem = f"{above[:_SHOWN]} is a plain value and has no {part[:_SHOWN]!r} in it"
+            raise OverrideError(override, problem)
+
+
+def _index(part: str) -> int | None:
+    """The index that a part of a path writes; `²` is a digit, and 5,000 nines are a number, but no index."""
+    return int(part) if re.fullmatch(r"[0-9]{1,9}", part) else None
 
 
 def _bound(text: str, name: str) -> None:
@@ -289,7 +321,9 @@ def _refuse_separating_tabs(text: str) -> None:
 
 
 def _endless_number(event: yaml.ScalarEvent) -> bool:
-    return len(event.value) > MAX_NUMBER and event.implicit[0] and _NUMERIC.match(event.value) is not None
+    if len(event.value) <= MAX_NUMBER:
+        return False
+    return event.tag in _NUMBER_TAGS or (event.implicit[0] and _NUMERIC.match(event.value) is not None)
 
 
 @dataclass
@@ -329,17 +363,6 @@ class _Walk:
             self.positions[at] = _position(key, value)
             self.visit(value, at, depth + 1)
 
-    def first_of_kind(self, key: object) -> Position | None:
-        """Where a top-level key that YAML turned into another type was written (`on` for True)."""
-        for path, position in self.positions.items():
-            if len(path) == 1:
-                try:
-                    if yaml.safe_load(path[0]) == key:
-                        return position
-                except yaml.YAMLError:
-                    continue
-        return None
-
 
 def _position(key: Node, value: Node) -> Position:
     return Position(
@@ -364,7 +387,15 @@ def _from_pyyaml(name: str, error: yaml.MarkedYAMLError, lines: Sequence[str]) -
     return YamlError(name, mark.line + 1, mark.column + 1, problem, text)
 
 
+def _not_text(name: str, node: Node, key: object, lines: Sequence[str]) -> YamlError:
+    mark = node.start_mark
+    problem = f"the key is read as {key!r}, which is not text: write it in quotes"
+    return YamlError(name, mark.line + 1, mark.column + 1, problem, _line_of(lines, mark.line + 1))
+
+
 def _not_a_mapping(root: Node) -> str:
+    if isinstance(root, MappingNode):
+        return f"plain text, where `key: value` lines are expected: it begins with the tag {root.tag}"
     if isinstance(root, SequenceNode):
         return "a list, where `key: value` lines are expected"
     return "plain text, where `key: value` lines are expected"

@@ -101,7 +101,10 @@ def _yaml_file(path: str, values: Mapping[str, object]) -> RenderedFile:
 
 
 def _json_file(path: str, values: Mapping[str, object]) -> RenderedFile:
-    content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    try:
+        content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    except (TypeError, ValueError) as error:  # YAML holds dates and bytes, JSON does not
+        raise RenderError(f"cannot be written as JSON: {error}", file=path) from None
     if json.loads(content) != values:
         raise RenderError("what was written does not read back the same", file=path)
     return _file(path, content)

@@ -133,6 +133,34 @@ def test_a_finding_allowed_by_its_code_does_not_block(client: httpx.Client) -> N
     assert {f["code"] for f in allowed.json()["findings"]} >= set(codes)
 
 
+@pytest.mark.parametrize("route", ["jobs", "checks"])
+def test_a_code_that_does_not_exist_cannot_be_allowed(route: str, client: httpx.Client) -> None:
+    refused = client.post(f"/api/v1/{route}", json=submission(allow=["NOPE", "CFG020"]))
+    assert refused.status_code == 422
+    assert refused.json()["code"] == "SYS103" and "NOPE" in refused.text and "CFG020" not in refused.text
+
+
+@pytest.mark.parametrize(
+    "override", ["datasets.²=x", f"datasets.{'9' * 5000}=x", "a=!!bool x", f"{'a.' * 5000}a=1", "a=!!int ''"]
+)
+def test_an_override_that_cannot_be_applied_is_refused_with_its_code(
+    override: str, client: httpx.Client
+) -> None:
+    refused = client.post("/api/v1/jobs", json=submission(overrides=[override]))
+    assert refused.status_code == 422
+    assert [found["code"] for found in refused.json()["findings"]] == ["CFG010"]
+    assert client.post("/api/v1/checks", json=submission(overrides=[override])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value", ["!!bool maybe", "!!timestamp tomorrow", "!!float ''", "!!int ''", "!!set {a}"]
+)
+def test_a_tag_on_a_value_is_judged_in_words(value: str, client: httpx.Client) -> None:
+    config = f"{CONFIG}strict: {value}\n"
+    assert client.post("/api/v1/checks", json=submission(config=config)).status_code == 200
+    assert client.post("/api/v1/jobs", json=submission(config=config)).status_code in (201, 422)
+
+
 @pytest.mark.parametrize(
     ("body", "key"),
     [

@@ -88,6 +88,15 @@ def test_usage_errors_are_exit_2_and_say_what_is_wrong(shell: Shell) -> None:
     assert ran.code == 2
     assert "Did you mean config.yml?" in ran.err
     assert shell.run("submit", ".").code == 2
+    assert shell.run("check", ".").code == 2
+    for verb in ("check", "submit"):
+        ran = shell.run(verb, "config.yml", "--allow", "CFG02")
+        assert ran.code == 2
+        assert "Did you mean CFG02" in ran.err
+        for override in ("datasets.²=x", f"datasets.{'9' * 5000}=x", "a=!!bool x"):
+            ran = shell.run(verb, "config.yml", "--set", override)
+            assert ran.code == 2
+            assert "--set" in ran.err and len(ran.err) < 1000
     assert shell.run("submit", "config.yml", "--deadline", "lunch=1h").code == 2
     assert shell.run("jobs", RANKCALL_URL="ftp://nowhere").code == 2
     assert (

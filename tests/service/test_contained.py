@@ -124,7 +124,22 @@ def test_a_submission_names_no_file_outside_its_folder(setting: str, coordinator
     assert any((found["key"] or "").startswith(key) for found in refused.json()["findings"])
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a\u0000b", ".", "a/\nb"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a\x00b",
+        ".",
+        "a/\nb",
+        "a\x7f",
+        "a\x9bb",
+        "n" * 256,
+        "a/" + "é" * 128 + "/b",
+        "/".join(["日" * 80] * 12),
+    ],
+)
 def test_a_bundle_places_no_file_outside_its_folder(path: str, coordinator: Coordinator) -> None:
     submission = {"config": CONFIG, "nodes": 1, "gpus_per_node": 0, "files": [{"path": path, "data": ""}]}
     with coordinator.client() as client:

@@ -71,6 +71,11 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["deep", "folder"]
 
 
+def test_a_name_may_be_as_long_as_the_disk_takes(tmp_path: Path) -> None:
+    write_whole(tmp_path / ("n" * 255), b"x")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["n" * 255]
+
+
 def test_the_id_stays_and_the_incarnation_grows_with_every_start(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "state")
     first, second = identity.begin(layout), identity.begin(layout)

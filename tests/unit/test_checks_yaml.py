@@ -85,6 +85,9 @@ def first(text: str) -> Finding:
         (GOOD + "---\nbase_model: b\n", "CFG009", None),
         (GOOD + "date: 2024-02-31\n", "CFG001", None),
         (GOOD + "a: !!python/object/apply:os.system ['true']\n", "CFG001", 6),
+        (GOOD + "strict: !!bool maybe\n", "CFG001", 6),
+        (GOOD + "seed: !!int ''\n", "CFG001", 6),
+        ("!!set {a, b}\n", "CFG005", 1),
         (GOOD + "a: *nothing\n", "CFG001", 6),
         (GOOD + "a: &a [*a]\n", "CFG006", None),
     ],
@@ -166,7 +169,7 @@ def test_thousands_of_unknown_keys_are_counted_not_compared_one_by_one() -> None
     assert len(verdict.findings) <= 100
 
 
-_KEYS = st.sampled_from(
+_KNOWN_KEYS = st.sampled_from(
     """
     base_model datasets learning_rate deepspeed fsdp_config fsdp adapter lora_r load_in_4bit bf16 fp16
     plugins trl rl test_datasets pretraining_dataset val_set_size micro_batch_size
@@ -176,7 +179,8 @@ _KEYS = st.sampled_from(
     gpu_ids zero_optimization deepspeed_config_file path type stage train_batch_size bnb_config_kwargs
     gradient_checkpointing_kwargs qat save_steps eval_steps early_stopping_patience wandb_project
     """.split()  # noqa: SIM905 - a table
-) | st.text(max_size=12)
+)
+_KEYS = _KNOWN_KEYS | st.text(max_size=12)
 _SCALARS = (
     st.none()
     | st.booleans()
@@ -231,6 +235,43 @@ def test_any_values_at_any_keys_get_a_verdict(
 def test_any_text_gets_a_verdict(text: str) -> None:
     with quick():
         assert judge(text, text).model_dump_json()
+
+
+_TAGGED = st.builds(
+    "!!{} {}".format,
+    st.sampled_from("bool int float timestamp binary set omap pairs null str".split()),  # noqa: SIM905 - a table
+    st.sampled_from(
+        [
+            "maybe",
+            "''",
+            "2024-01-01",
+            "tomorrow",
+            "1:99",
+            "aGk=",
+            "{a, b}",
+            "[{a: 1}]",
+            "[]",
+            "{=: x}",
+            "~",
+            "7",
+            "yes",
+        ]
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(_KNOWN_KEYS, _TAGGED, st.sampled_from(["{}: {}", "{}: [{}]", "{}: {{a: {}}}"])), max_size=8
+    ),
+    _TAGGED,
+)
+def test_any_tag_at_any_key_gets_a_verdict(entries: list[tuple[str, str, str]], override: str) -> None:
+    lines = "".join(form.format(key, value) + "\n" for key, value, form in entries)
+    assert judge(GOOD + lines, lines).model_dump_json()
+    submission = Submission(config=GOOD, overrides=(f"lora_r={override}", f"datasets={override}"))
+    assert check(submission, files=BundleFiles(submission)).model_dump_json()
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

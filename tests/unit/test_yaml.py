@@ -6,7 +6,7 @@ import math
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.yaml import OverrideError, YamlError, apply_overrides, dump, load, read, scalar
@@ -69,7 +69,14 @@ def test_a_key_written_twice_is_told() -> None:
         ("on: push\n", 1, "quotes"),
         ('a: 1\nb: "\x07"\n', 2, "unprintable"),
         ("a: !!python/object/apply:os.system ['true']\n", 1, "constructor"),
-        ("a: 2024-02-31\n", 0, "cannot be read"),
+        ("a: 2024-02-31\n", 1, "cannot be read"),
+        ("a: 1\nstrict: !!bool maybe\n", 2, "'maybe' cannot be read as bool"),
+        ("a: 1\nwhen: !!timestamp tomorrow\n", 2, "'tomorrow' cannot be read as timestamp"),
+        ("a: 1\nrate: !!float ''\n", 2, "cannot be read as float"),
+        ("a: 1\nsteps: !!int ''\n", 2, "cannot be read as int"),
+        ("a: !!timestamp {=: x}\n", 1, "cannot be read as timestamp"),
+        ("!!set {a, b}\n", 1, "tag"),
+        ("!!str 2024-02-31: x\n1: y\n", 2, "quotes"),
     ],
 )
 def test_an_error_says_where_and_what(text: str, line: int, words: str) -> None:
@@ -88,6 +95,10 @@ def test_an_error_says_where_and_what(text: str, line: int, words: str) -> None:
         "a: " + "[" * 5000,
         "a: &a {b: *a}\n",
         "a: " + "{b: " * 200 + "1" + "}" * 200,
+        "a: !!int " + "9" * 5000,
+        "a: !!int 0x" + "f" * 5000,
+        "a: !!int '1" + ":59" * 200_000 + "'",
+        "a: !!float '1" + ":59" * 200_000 + "'",
     ],
 )
 def test_a_file_made_to_exhaust_is_refused_quickly(text: str) -> None:
@@ -104,6 +115,41 @@ def test_what_is_written_reads_back_equal(values: dict[str, object]) -> None:
 def test_any_text_is_a_mapping_or_an_error_with_a_place(text: str) -> None:
     try:
         assert isinstance(load(text), dict)
+    except YamlError as error:
+        assert error.line >= 0
+
+
+_TAGS = st.sampled_from(
+    [
+        "bool",
+        "int",
+        "float",
+        "timestamp",
+        "binary",
+        "set",
+        "omap",
+        "pairs",
+        "null",
+        "str",
+        "seq",
+        "map",
+        "value",
+        "merge",
+    ]
+)
+_ODD = st.sampled_from(
+    ["", "maybe", "tomorrow", "''", "0x", "0b", "1:99", "-", "+", ".", "1e5", "2024-02-31", "2024-01-01T99:00:00Z", "é",
+     "²", "aGk=", "[a]", "[[a, b]]", "[{a: 1}]", "{a: 1}", "{=: x}", "{? [a]}", "{1: a}", "{a, b}", "~", "yes"]
+) | st.text(max_size=8)  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(
+    _TAGS, _ODD, st.sampled_from(["a: {}\n", "a: [{}, 1]\n", "{}: a\n", "{}\n", "a: {{b: {}}}\n", "? {}\n"])
+)
+def test_any_tag_on_any_value_is_a_mapping_or_an_error_with_a_place(tag: str, value: str, form: str) -> None:
+    try:
+        assert isinstance(load(form.format(f"!!{tag} {value}")), dict)
     except YamlError as error:
         assert error.line >= 0
 
@@ -139,12 +185,54 @@ def test_overrides_are_laid_over_in_order_and_change_only_the_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["novalue", "=1", "a..b=1", "base_model.x=1", "datasets.9.path=x", "x=[1"]
+    "override",
+    [
+        "novalue",
+        "=1",
+        "a..b=1",
+        "base_model.x=1",
+        "datasets.9.path=x",
+        "x=[1",
+        "datasets.²=x",
+        "datasets.٣=x",
+        "x=!!bool maybe",
+        "x=!!int ''",
+        "x=1\ny: 2",
+        "\udcff=1",
+        "x=\udcff",
+    ],
 )
 def test_an_override_that_cannot_be_applied_names_itself(override: str) -> None:
     with pytest.raises(OverrideError) as caught:
         apply_overrides(load(TEXT), [override])
-    assert override in str(caught.value)
+    assert repr(override) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override", [f"datasets.{'9' * 5000}=x", f"{'a.' * 5000}a=1", f"x={'9' * 5000}e5", f"x={'9' * 5000}"]
+)
+def test_an_endless_override_is_refused_in_one_short_sentence(override: str) -> None:
+    with pytest.raises(OverrideError) as caught:
+        apply_overrides(load(TEXT), [override])
+    assert len(str(caught.value)) < 600
+
+
+_KEYS = st.text("abd.0129²٣-\udcff\n é", max_size=10) | st.sampled_from(
+    ["datasets.0", "datasets.2.path", "base_model"]
+)
+
+
+@settings(max_examples=500)
+@given(
+    _KEYS,
+    _ODD | st.builds("!!{} {}".format, _TAGS, _ODD) | st.text(max_size=20),
+    st.sampled_from(["=", ".x=", ""]),
+)
+def test_any_override_is_laid_over_or_refused(key: str, value: str, between: str) -> None:
+    try:
+        assert isinstance(apply_overrides(load(TEXT), [f"{key}{between}{value}"]), dict)
+    except OverrideError as error:
+        assert error.problem
 
 
 @pytest.mark.parametrize(
