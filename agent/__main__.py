@@ -1,7 +1,7 @@
 """`python -m agent`, and `rankcall agent`: makes the process small, then hands over to `start.py`.
 
-Exit codes: 0 asked to end, 1 failed (the training goes on, start it again), 2 cannot start with these
-settings, 130 interrupted.
+Exit codes: 0 asked to end or to leave, 1 failed, or another agent works here (the training goes on, start it again),
+2 cannot start with these settings, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from coordinator.core.whereabouts import (
     Hints,
     Place,
     Undecided,
+    checked_address,
     checked_urls,
     decide,
     parse_peers,
@@ -45,7 +46,7 @@ class Told(Protocol):
 
 
 def hints_from(told: Told) -> Hints:
-    """Raises: BadHint for a URL or a peer that cannot be understood."""
+    """Raises: BadHint for a URL, a peer or an address that cannot be understood."""
     urls = checked_urls(told.url or "", "RANKCALL_URL")
     return Hints(
         url=urls[0] if urls else None,
@@ -53,7 +54,7 @@ def hints_from(told: Told) -> Hints:
         peers=parse_peers(" ".join(told.peers)),
         shared_dir=told.shared_dir,
         port=told.port,
-        address=told.address,
+        address=checked_address(told.address) if told.address else None,
         nodes=told.nodes,
         tls=told.tls_cert is not None or told.tls_ca is not None,
     )

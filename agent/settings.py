@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from coordinator.core.paths import Layout, state_dir
 from coordinator.core.tls import CA, verification
+from coordinator.core.whereabouts import HIGHEST_ORDINAL, checked_address, checked_roots
 
 # Where platforms say which of its replicas this one is (their documentation; 0-based in all of them).
 _PLATFORM_ORDINALS = (
@@ -27,7 +28,6 @@ _PLATFORM_ORDINALS = (
     "SLURM_NODEID",
     "POD_INDEX",  # by convention filled from the label apps.kubernetes.io/pod-index
 )
-_HIGHEST_ORDINAL = 4095
 # A StatefulSet's pod is called <name>-<ordinal>; the random suffixes of other pods have five characters.
 _STATEFUL_HOSTNAME = re.compile(r".+-(\d{1,3})")
 
@@ -66,7 +66,7 @@ class AgentSettings(BaseSettings):
     nodes: int | None = Field(default=None, ge=1, le=4096)
     state_dir: Path = Field(default_factory=state_dir)
     address: str | None = None
-    ordinal: int | None = Field(default=None, ge=0, le=_HIGHEST_ORDINAL)
+    ordinal: int | None = Field(default=None, ge=0, le=HIGHEST_ORDINAL)
     beside_coordinator: bool = False
     python: str = Field(default_factory=lambda: sys.executable)
     tls_cert: Path | None = None
@@ -81,7 +81,12 @@ class AgentSettings(BaseSettings):
     @field_validator("data_roots", mode="before")
     @classmethod
     def _split_roots(cls, value: object) -> object:
-        return tuple(part for part in value.split(":") if part) if isinstance(value, str) else value
+        return checked_roots(value) if isinstance(value, str) else value
+
+    @field_validator("address", mode="after")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        return checked_address(value.strip()) if value is not None else None
 
     @field_validator("state_dir", mode="after")
     @classmethod
@@ -125,14 +130,14 @@ class AgentSettings(BaseSettings):
             first = error.errors(include_input=False, include_url=False)[0]
             name = f"RANKCALL_{str(first['loc'][0]).upper()}" if first["loc"] else "RANKCALL_*"
             said = str(first["msg"]).removeprefix("Value error, ")
-            raise SettingsError(f"{name}: {said}") from None
+            raise SettingsError(said if said.startswith(name) else f"{name}: {said}") from None
 
 
 def platform_ordinal(environment: Mapping[str, str], hostname: str) -> int | None:
     """Which of its replicas the platform says this is, or None where it does not say."""
     for name in _PLATFORM_ORDINALS:
         value = environment.get(name, "")
-        if value.isdigit() and int(value) <= _HIGHEST_ORDINAL:
+        if value.isdigit() and int(value) <= HIGHEST_ORDINAL:
             return int(value)
     stateful = _STATEFUL_HOSTNAME.fullmatch(hostname)
     if stateful and "KUBERNETES_SERVICE_HOST" in environment:

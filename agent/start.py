@@ -20,6 +20,7 @@ from agent.discovery import hints_from
 from agent.main import Agent
 from agent.settings import AgentSettings, SettingsError
 from coordinator.core.redact import Redactor, secrets_of
+from coordinator.core.tied import LEAVE
 from coordinator.core.whereabouts import BadHint
 
 _PR_GET_PDEATHSIG = 2  # linux/prctl.h
@@ -39,7 +40,7 @@ def main() -> int:
         who = identity.begin(settings.layout)
     except identity.StateInUse as error:
         print(f"rankcall agent: {error}", file=sys.stderr)
-        return 2
+        return 1  # one that is just ending lets go of it: `rankcall up` tries again
     except OSError as error:
         print(
             f"rankcall agent: the state folder {settings.state_dir} cannot be used ({error.strerror or error}); "
@@ -64,6 +65,7 @@ async def _run(settings: AgentSettings, who: identity.Identity) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask, number)
+    loop.add_signal_handler(LEAVE, leave.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a console that goes away ends nothing
     try:
         await Agent(settings, who).run(end, leave)

@@ -1,7 +1,7 @@
 """`python -m coordinator`: the service as a process. Started by `rankcall up` and `rankcall coordinator`.
 
-Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 1 when the store cannot be used, 2 when a setting is wrong or
-the port is taken. Each failure is one sentence on stderr.
+Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 1 when the store cannot be used or the port is taken (which may pass:
+`rankcall up` tries again), 2 when a setting is wrong. Each failure is one sentence on stderr.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from coordinator.store.errors import name_of
 
 log = structlog.get_logger(__name__)
 
-EXIT_STORE = 1
+EXIT_FAILED = 1
 EXIT_SETTINGS = 2
 EXIT_INTERRUPTED = interrupt.INTERRUPTED
 
@@ -48,7 +48,11 @@ GC_THRESHOLDS = (50_000, 50, 100)
 
 
 class CannotStart(Exception):
-    """One sentence for a user."""
+    """One sentence for a user, and the exit code."""
+
+    def __init__(self, sentence: str, code: int = EXIT_SETTINGS) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 class Server(uvicorn.Server):
@@ -72,12 +76,15 @@ def main() -> int:
             asyncio.Runner(loop_factory=_event_loop()) as runner,
         ):
             return runner.run(serve(settings, listener))
-    except (SettingsError, CannotStart) as error:
+    except SettingsError as error:
         print(f"rankcall coordinator: {error}", file=sys.stderr)
         return EXIT_SETTINGS
+    except CannotStart as error:
+        print(f"rankcall coordinator: {error}", file=sys.stderr)
+        return error.code
     except StoreError as error:
         print(f"rankcall coordinator: {error}", file=sys.stderr)
-        return EXIT_STORE
+        return EXIT_FAILED
     except KeyboardInterrupt:  # before the service had its own handler
         return EXIT_INTERRUPTED
     finally:
@@ -173,7 +180,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listener = _bind(host, port)
     except OSError as error:
-        raise CannotStart(_sentence(error, host, port)) from None
+        code = EXIT_FAILED if error.errno == errno.EADDRINUSE else EXIT_SETTINGS
+        raise CannotStart(_sentence(error, host, port), code) from None
     with listener:
         yield listener
 

@@ -15,7 +15,15 @@ from coordinator.listeners import listener_of
 
 
 class CannotStart(Exception):
-    """`rankcall up` has no business running here; the text says why and what to do."""
+    """`rankcall up` has no business running here; the text says why and what to do.
+
+    Attributes:
+        code: the exit code: 2, as for every setting that cannot be, or what a process of it ended with.
+    """
+
+    def __init__(self, why: str, code: int = 2) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 @contextlib.contextmanager

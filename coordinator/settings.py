@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from coordinator.core.paths import Layout, state_dir
 from coordinator.core.tls import checked
-from coordinator.core.whereabouts import own_loopback
+from coordinator.core.whereabouts import checked_address, checked_roots, own_loopback
 from coordinator.retention import DAY_S, Keep
 
 # Shorter secrets can be guessed over the network in days; they are refused, not only warned about.
@@ -103,7 +103,12 @@ class Settings(BaseSettings):
     @field_validator("data_roots", mode="before")
     @classmethod
     def _split_colons(cls, value: object) -> object:
-        return tuple(part for part in value.split(":") if part) if isinstance(value, str) else value
+        return checked_roots(value) if isinstance(value, str) else value
+
+    @field_validator("address", mode="after")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        return checked_address(value.strip()) if value is not None else None
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
@@ -177,5 +182,6 @@ def _sentence(error: dict[str, object]) -> str:
     location = error.get("loc")
     message = str(error.get("msg", "")).removeprefix("Value error, ")
     if isinstance(location, tuple) and location:
-        return f"RANKCALL_{str(location[0]).upper()}: {message}"
+        name = f"RANKCALL_{str(location[0]).upper()}"
+        return message if message.startswith(name) else f"{name}: {message}"
     return message

@@ -99,7 +99,8 @@ class Submissions:
             raw: the body as it came, which `key` (Idempotency-Key) stands for.
 
         Raises:
-            ProblemError: 422 where the checks refuse it, where it allows a code that does not exist, or where `key` was used for another body.
+            ProblemError: 422 where the checks refuse it, it allows a code that does not exist, or `key` was used for another
+                body.
         """
         digest = hashlib.sha256(raw).hexdigest()
         if key is not None:

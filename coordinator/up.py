@@ -30,7 +30,7 @@ from coordinator.core.process import (
     identify,
     start,
 )
-from coordinator.core.tied import tied
+from coordinator.core.tied import LEAVE, tied
 from coordinator.core.whereabouts import (
     BadHint,
     Hints,
@@ -45,6 +45,7 @@ from coordinator.core.whereabouts import (
 from coordinator.role import RoleWatch
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CANNOT_START = 2  # the exit code of coordinator, agent and proxy for settings that cannot be
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  (compared with, never bound)
 
 
@@ -174,9 +175,17 @@ class Supervisor:
     def _stop(self, service: Service) -> None:
         """Ends that process alone: below an agent there may be training, which goes on."""
         popen, service.running = service.running, None
-        if popen is not None and popen.poll() is None:
+        if popen is None or popen.poll() is not None:
+            return
+        if service.name == "agent":
+            popen.send_signal(LEAVE)
+            try:
+                popen.wait(self.times.service_grace_s)
+            except subprocess.TimeoutExpired:
+                popen.kill()
+        else:
             end(lambda: _alone(popen), grace_s=self.times.service_grace_s)
-            popen.wait()
+        popen.wait()
 
     def keep_running(self, now_s: float) -> float:
         """Starts what is wanted and not running; returns how long nothing needs to be done."""
@@ -202,7 +211,12 @@ class Supervisor:
         service.started_s = now_s
 
     def reap(self, now_s: float) -> None:
-        """Collects every child that has ended: a service is planned anew, an orphan is only buried."""
+        """Collects every child that has ended: a service is planned anew, an orphan is only buried.
+
+        Raises:
+            CannotStart: when a service has ended because of its settings, which no other start would change. Not while
+                training goes on below, which no service may end by its own end.
+        """
         own = {
             service.running.pid: service for service in self.services.values() if service.running is not None
         }
@@ -220,6 +234,9 @@ class Supervisor:
                 continue
             status = service.running.wait()
             service.running = None
+            if status == _CANNOT_START and not self._trains():
+                why = f"{service.name} cannot start with these settings; it says above what is wrong"
+                raise CannotStart(why, _CANNOT_START)
             self._died(service, _how(status), now_s)
 
     def _died(self, service: Service, how: str, now_s: float) -> None:
@@ -241,11 +258,31 @@ class Supervisor:
         self.services.clear()
         return left
 
+    def end_own(self, hurry: Callable[[], bool]) -> tuple[ProcessId, ...]:
+        """Ends what was started below this process, and no training that was there before it: for a start that fails.
+
+        Returns:
+            What not even SIGKILL could end.
+        """
+        for service in self.services.values():
+            self._stop(service)
+        left = end(lambda: _below(()), grace_s=self.times.training_grace_s, hurry=hurry)
+        self.services.clear()
+        return left
+
     def _left(self, spared: Sequence[int]) -> list[ProcessId]:
         """All below this process, and training that the agent of an earlier supervisor left running here."""
-        kept = {process.id for pid in spared for process in descendants(pid)}
-        below = [p.id for p in descendants(os.getpid()) if p.id.pid not in spared and p.id not in kept]
+        below = _below(spared)
         return [*below, *(process for process in training_of(self.state) if process not in below)]
+
+    def _trains(self) -> bool:
+        return not set(_below(())).isdisjoint(training_of(self.state))
+
+
+def _below(spared: Sequence[int]) -> list[ProcessId]:
+    """All that runs below this process, but for the spared ones and what is below those."""
+    kept = {process.id for pid in spared for process in descendants(pid)}
+    return [p.id for p in descendants(os.getpid()) if p.id.pid not in spared and p.id not in kept]
 
 
 def _shares_a_store(environment: Mapping[str, str]) -> bool:
@@ -309,7 +346,8 @@ def run(environment: Mapping[str, str], times: UpTimes | None = None) -> int:
     """Runs this replica until SIGTERM (returns 0) or Ctrl-C (130). Must be called in the main thread.
 
     Raises:
-        CannotStart: for a state folder, port or RANKCALL_* variable that cannot be used.
+        CannotStart: for a state folder, port or RANKCALL_* variable that cannot be used. Training that was running here
+            before goes on.
     """
     times = times or UpTimes()
     environment = without_service_links(environment)
@@ -333,14 +371,23 @@ def run(environment: Mapping[str, str], times: UpTimes | None = None) -> int:
         role.start()
         try:
             _serve(supervisor, answers, signals)
-        finally:
+        except CannotStart:
+            _close(supervisor.end_own(signals.asked_twice), supervisor, role)
+            raise
+        except BaseException:
             say("ending this replica's training and everything else of it")
-            left = supervisor.end_all(signals.asked_twice)
-            role.close(wait_s=1.0)
-            supervisor.reap(monotonic_s())
-        for process in left:
-            say(f"process {process.pid} does not end even by SIGKILL: it hangs in the kernel")
+            _close(supervisor.end_all(signals.asked_twice), supervisor, role)
+            raise
+        say("ending this replica's training and everything else of it")
+        _close(supervisor.end_all(signals.asked_twice), supervisor, role)
         return 130 if signals.asked[:1] == [signal.SIGINT] else 0
+
+
+def _close(left: Sequence[ProcessId], supervisor: Supervisor, role: RoleWatch) -> None:
+    role.close(wait_s=1.0)
+    supervisor.reap(monotonic_s())
+    for process in left:
+        say(f"process {process.pid} does not end even by SIGKILL: it hangs in the kernel")
 
 
 def _serve(supervisor: Supervisor, answers: queue.SimpleQueue[Place | Undecided], signals: Signals) -> None:
@@ -380,7 +427,7 @@ def main() -> int:
         return run(os.environ)
     except CannotStart as error:
         say(str(error))
-        return 1
+        return error.code
 
 
 if __name__ == "__main__":

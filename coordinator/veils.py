@@ -59,7 +59,11 @@ def _secrets(submission: Mapping[str, object]) -> Iterator[str]:
     for override in overrides if isinstance(overrides, list | tuple) else ():
         key, _, value = str(override).partition("=")
         *parents, name = key.strip().split(".")
-        yield from secrets_within({name: scalar(value)}, tuple(parents))
+        try:
+            read = scalar(value)
+        except YamlError:
+            read = value.strip()  # it is shown where it is refused
+        yield from secrets_within({name: read}, tuple(parents))
 
 
 def _texts(submission: Mapping[str, object]) -> Iterator[str]:

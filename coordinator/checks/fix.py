@@ -2,7 +2,8 @@
 
 Rounds of check and mend, because mending a layout shows what else is wrong. A YAML file is edited in place by
 ruamel.yaml, which keeps comments and order; what it writes is read back by the reader that Axolotl uses, and
-an edit that did not come out as meant is left undone. Called by the command line; pure but for `Files`.
+an edit that did not come out as meant, or that makes an error where there was none, is left undone. Called by
+the command line; pure but for `Files`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from pydantic import JsonValue
@@ -34,7 +35,10 @@ MOST_ROUNDS = 8
 _NO_SPACE = re.compile(r"^(\s*(?:- )?[A-Za-z_][\w-]*):(?=[^\s:/\\])", re.MULTILINE)
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 _TAB_BEFORE_COMMENT = re.compile(r"[ \t]*\t[ \t]*(?=#|$)")
-_TEXTUAL = ("space", "tabs", "comma", "line")
+_TAB_WIDTHS = (2, 4, 8)
+# What makes a file readable.
+_UNREAD = ("space", "tabs", "comma")
+_TEXTUAL = (*_UNREAD, "line")
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,108 @@ def fix(
     submission: Submission, *, files: Files, facts: tuple[Facts, ...] = (), purpose: Purpose = "check"
 ) -> Fixed:
     """Mend what has one right answer, and check again."""
-    changed: dict[str, str] = {}
-    mended: list[Finding] = []
+
+    def judge(state: _State) -> CheckVerdict:
+        overlay = _Overlay(files, state.changed)
+        return check(state.submission, files=overlay, facts=facts, purpose=purpose)
+
+    state = _State(submission)
+    first = judged = judge(state)
     for _ in range(MOST_ROUNDS):
-        overlay = _Overlay(files, changed)
-        judged = check(submission, files=overlay, facts=facts, purpose=purpose)
-        texts = _texts(submission, overlay, judged.findings)
-        round_changed = _mend(texts, judged.findings, mended)
-        if not round_changed:
-            return Fixed(changed, tuple(mended), judged)
-        changed |= round_changed
-        submission = _with(submission, round_changed)
-    return Fixed(
-        changed,
-        tuple(mended),
-        check(submission, files=_Overlay(files, changed), facts=facts, purpose=purpose),
+        texts = _texts(state.submission, _Overlay(files, state.changed), judged.findings)
+        before = state
+        for together in _attempts(judged.findings):
+            tried = state.mended_by(texts, together)
+            if tried is state:
+                continue
+            heard = judge(tried)
+            if not _worse(judged, heard, tried):
+                state, judged = tried, heard
+                break
+        if state is before:
+            break
+    broken = any(not _reads(name, text) for name, text in state.changed.items())
+    if broken or (first.verdict == "accept" and judged.verdict == "reject"):
+        return Fixed({}, (), first)
+    return Fixed(state.changed, state.mended, judged)
+
+
+@dataclass(frozen=True)
+class _State:
+    """The submission as it is mended so far."""
+
+    submission: Submission
+    changed: Mapping[str, str] = field(default_factory=dict)
+    mended: tuple[Finding, ...] = ()
+
+    def mended_by(self, texts: Mapping[str, str], findings: Sequence[Finding]) -> _State:
+        """With the edits of these findings made; itself where none of them changes anything.
+
+        Args:
+            texts: every file that a finding speaks of, as it stood when this round began.
+        """
+        changed = dict(self.changed)
+        mended = list(self.mended)
+        for found in findings:
+            edits = edits_of(found)
+            after = dict(changed)
+            for edit in edits:
+                name = edit.file or found.file or ""
+                before = after.get(name, texts.get(name))
+                done = None if before is None else _apply(name, before, edit)
+                if done is None:
+                    break
+                after[name] = done
+            else:
+                if any(
+                    text != changed.get(name, texts[name]) for name, text in after.items() if name in texts
+                ):
+                    changed = after
+                    mended.append(found)
+        if len(mended) == len(self.mended):
+            return self
+        return _State(_with(self.submission, changed), changed, tuple(mended))
+
+
+def _attempts(findings: Sequence[Finding]) -> Iterator[Sequence[Finding]]:
+    """What cannot be read first; then all at once, which is right nearly always; then one by one."""
+    mendable = [found for found in findings if edits_of(found)]
+    unread = [found for found in mendable if any(edit.operation in _UNREAD for edit in edits_of(found))]
+    if unread:
+        yield unread
+    else:
+        yield mendable
+    if len(mendable) > 1:
+        yield from ([found] for found in mendable)
+
+
+def _worse(before: CheckVerdict, after: CheckVerdict, tried: _State) -> bool:
+    """Whether the edits made an error: one that was not there, and has no right answer for the next round.
+
+    A file that could not be read shows what is in it only once it can be: its errors are no news.
+    """
+    known = {(found.code, found.file, found.key) for found in before.findings}
+    unread = {
+        found.file for found in before.findings for edit in edits_of(found) if edit.operation in _UNREAD
+    }
+    hopeless = {found.file for found in after.findings if not edits_of(found)}
+    if any(not _reads(name, text) and name in hopeless for name, text in tried.changed.items()):
+        return True
+    return not unread and any(
+        found.severity == "error" and (found.code, found.file, found.key) not in known and not edits_of(found)
+        for found in after.findings
     )
+
+
+def _reads(name: str, text: str) -> bool:
+    try:
+        if name.endswith(".json"):
+            json.loads(text)
+        else:
+            yaml.load(text, name)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class _Overlay:
@@ -113,45 +203,29 @@ def _with(submission: Submission, changed: Mapping[str, str]) -> Submission:
     update: dict[str, object] = {}
     if submission.config_name in changed:
         update["config"] = changed[submission.config_name]
-    for field in ("accelerate", "deepspeed"):
-        brought = getattr(submission, field)
+    for which in ("accelerate", "deepspeed"):
+        brought = getattr(submission, which)
         if brought is not None and brought.name in changed:
-            update[field] = brought.model_copy(update={"text": changed[brought.name]})
+            update[which] = brought.model_copy(update={"text": changed[brought.name]})
     return submission.model_copy(update=update)
 
 
-def _mend(texts: Mapping[str, str], findings: Sequence[Finding], mended: list[Finding]) -> dict[str, str]:
-    """The files that change in this round. `mended` grows by what was mended."""
-    changed: dict[str, str] = {}
-    for found in findings:
-        edits = edits_of(found)
-        after = dict(changed)
-        for edit in edits:
-            name = edit.file or found.file or ""
-            before = after.get(name, texts.get(name))
-            done = None if before is None else _apply(name, before, edit)
-            if done is None:
-                break
-            after[name] = done
-        else:
-            if edits and after != changed:
-                changed = after
-                mended.append(found)
-    return {name: text for name, text in changed.items() if text != texts[name]}
-
-
 def _apply(name: str, text: str, edit: Edit) -> str | None:
-    """The text after one edit; None where it cannot be made."""
+    """The text after one edit, its lines ended as they were; None where it cannot be made."""
+    crlf = text.count("\r\n") * 2 > text.count("\n")
+    plain = text.replace("\r\n", "\n") if crlf else text
     if edit.operation in _TEXTUAL:
-        return _mend_text(text, edit)
-    return _edit_json(text, edit) if name.endswith(".json") else _edit_yaml(text, edit)
+        done = _mend_text(plain, edit)
+    else:
+        done = _edit_json(plain, edit) if name.endswith(".json") else _edit_yaml(plain, edit)
+    return done.replace("\n", "\r\n") if crlf and done is not None else done
 
 
 def _mend_text(text: str, edit: Edit) -> str | None:
     if edit.operation == "space":
         return _NO_SPACE.sub(r"\1: ", text)
     if edit.operation == "tabs":
-        return "".join(_untabbed(line) for line in text.splitlines(keepends=True))
+        return _untabbed(text)
     if edit.operation == "comma":
         return _TRAILING_COMMA.sub(r"\1", text)
     lines = text.splitlines(keepends=True)
@@ -161,10 +235,30 @@ def _mend_text(text: str, edit: Edit) -> str | None:
     return "".join(lines[: number - 1] + lines[number:])
 
 
-def _untabbed(line: str) -> str:
+def _untabbed(text: str) -> str | None:
+    """As wide as the tabs were meant: all widths that YAML can read must say the same.
+
+    Where it can read none there is another fault, which the next round may mend.
+    """
+    meanings: list[tuple[str, dict[str, object]]] = []
+    for width in _TAB_WIDTHS:
+        lines = text.splitlines(keepends=True)
+        spaced = "".join(_spaced(line, width) for line in lines)
+        try:
+            meanings.append((spaced, yaml.load(spaced)))
+        except yaml.YamlError:
+            continue
+    if not meanings:
+        return "".join(_spaced(line, _TAB_WIDTHS[0]) for line in text.splitlines(keepends=True))
+    if any(values != meanings[0][1] for _, values in meanings):
+        return None
+    return meanings[0][0]
+
+
+def _spaced(line: str, width: int) -> str:
     """Tabs as spaces where they indent, and where they stand before a comment."""
     body = line.lstrip(" \t")
-    indent = line[: len(line) - len(body)].replace("\t", "  ")
+    indent = line[: len(line) - len(body)].replace("\t", " " * width)
     return indent + _TAB_BEFORE_COMMENT.sub(lambda found: found[0].replace("\t", "  "), body)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from coordinator.checks import FolderFiles, check
 from coordinator.cli.console import say, say_finding, write, write_json
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.submission import Asked, read
+from coordinator.core.regular import write_new
 from coordinator.core.views import CheckVerdict, Submission
 
 
@@ -57,9 +59,19 @@ def _fix(asked: Asked, submission: Submission) -> None:
     if not fixed.files:
         say("Nothing here has one right answer: no file was written.")
         return
-    for target, text in _beside(asked, fixed.files).items():
+    targets = _beside(asked, fixed.files)
+    for target in targets:
+        if os.path.lexists(target):
+            raise Stop(
+                Exit.FAILED,
+                f"{target} is there already and is not written over: nothing was written.",
+                hint="Move it away or delete it, then repeat the command.",
+            )
+    for target, text in targets.items():
         try:
-            target.write_text(text, encoding="utf-8")
+            write_new(target, text.encode("utf-8", "surrogateescape"))
+        except FileExistsError:
+            raise Stop(Exit.FAILED, f"{target} was made meanwhile and is not written over.") from None
         except OSError as error:
             raise Stop(Exit.FAILED, f"{target} cannot be written: {error.strerror}.") from None
         say(f"{target} is written.", "bold")

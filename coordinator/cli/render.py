@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.submission import Asked, with_settings
 from coordinator.core.views import RenderedFileView, RenderedView
 from coordinator.render import Rendered, RenderError, Site, Topology, render
+from coordinator.render.model import ACCELERATE_FILE, AXOLOTL_FILE, COMPARE_FILE, DEEPSPEED_FILE
+
+# All that a render may put into a rank's folder.
+_WRITTEN = (ACCELERATE_FILE, AXOLOTL_FILE, DEEPSPEED_FILE, COMPARE_FILE, "environment", "commands")
 
 _PREAMBLE = """\
 #!/bin/sh
@@ -70,8 +75,7 @@ def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, 
         place = ":".join(str(part) for part in (error.file, error.line, error.key) if part)
         raise Stop(Exit.FAILED, f"{f'{place}: ' if place else ''}{error.message}.") from None
     if output is not None:
-        for rank, one in rendered.items():
-            _write(output / f"rank-{rank}", one)
+        _write_all(output, rendered, every_rank=wanted.rank is None)
         say(f"{len(rendered)} ranks are in {output}.")
     if json:
         write_json([_view(rank, one) for rank, one in rendered.items()])
@@ -108,18 +112,48 @@ def _judge_address(written: str, nodes: int) -> None:
         raise Stop(Exit.USAGE, f"{said}: each of {nodes} replicas would look for rank 0 in itself.")
 
 
-def _write(folder: Path, one: Rendered) -> None:
-    """The attempt's files, its environment, and the commands as a script that says where it runs."""
+def _write_all(output: Path, rendered: Mapping[int, Rendered], *, every_rank: bool) -> None:
+    """A folder for each rank, and nothing left there of an earlier render; files of the user's own stay."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in one.files:
-            (folder / file.path).write_text(file.content, encoding="utf-8")
-        (folder / "environment").write_text(_environment(one), encoding="utf-8")
-        (folder / "commands").write_text(_PREAMBLE + _commands(one), encoding="utf-8")
+        if output.is_dir():
+            for folder in sorted(output.iterdir()):
+                match = re.fullmatch(r"rank-([0-9]{1,4})", folder.name)
+                if match is not None and (every_rank or int(match[1]) in rendered):
+                    _clear(folder)
+        for rank, one in rendered.items():
+            _write(output / f"rank-{rank}", one)
     except OSError as error:
         raise Stop(
-            Exit.FAILED, f"{error.filename or folder} cannot be written: {error.strerror or error}."
+            Exit.FAILED, f"{error.filename or output} cannot be written: {error.strerror or error}."
         ) from None
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a render writes there, by its names, and the folder where nothing else is in it."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for name in _WRITTEN:
+        file = folder / name
+        if file.is_file() or file.is_symlink():
+            file.unlink()
+    left = sorted(entry.name for entry in folder.iterdir())
+    if left:
+        say(f"{folder} holds files of your own, which stay: {', '.join(left[:8])}.")
+    else:
+        folder.rmdir()
+
+
+def _write(folder: Path, one: Rendered) -> None:
+    """The attempt's files, its environment, and the commands as a script that says where it runs."""
+    if folder.is_symlink():
+        raise Stop(
+            Exit.FAILED, f"{folder} is a link, which is not followed; remove it, or name another folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in one.files:
+        (folder / file.path).write_text(file.content, encoding="utf-8")
+    (folder / "environment").write_text(_environment(one), encoding="utf-8")
+    (folder / "commands").write_text(_PREAMBLE + _commands(one), encoding="utf-8")
 
 
 def _environment(one: Rendered) -> str:

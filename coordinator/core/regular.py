@@ -1,7 +1,7 @@
-"""Reading what a user named: regular files only, and no more of them than asked for.
+"""Files of the user's own: read no further than asked for, and never written over.
 
-A device has no end, a FIFO blocks until somebody writes into it, and a folder is none. Called by the command
-line and by the checks, for a path that comes from outside.
+Only regular ones are read: a device has no end, a FIFO blocks until somebody writes into it, and a folder is
+none. Called by the command line and by the checks, for a path that comes from outside.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import zlib
 from pathlib import Path
 
 _PIECE_BYTES = 1 << 20
@@ -25,7 +26,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         NotRegular: for what is no regular file; nothing of it is opened or waited for.
         OSError, ValueError: as `open`.
     """
-    _refuse_others(path, os.stat(path).st_mode)
+    _refuse_others(path, path.stat().st_mode)
     # Without waiting, in case it has just become a FIFO.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -38,6 +39,32 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         return b"".join(pieces)
     finally:
         os.close(handle)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Make a file, whole or not at all, where nothing is: what has that name, a link included, stays as it is.
+
+    Raises:
+        FileExistsError: when the name is taken.
+        OSError: as `open`.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{zlib.crc32(os.fsencode(path.name)):08x}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except (
+            OSError
+        ):  # a disk without links: nobody else's file is at risk, only that this one is cut short
+            with path.open("xb") as file:
+                file.write(data)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _refuse_others(path: Path, mode: int) -> None:

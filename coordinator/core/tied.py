@@ -8,8 +8,12 @@ parent's death (prctl PR_SET_PDEATHSIG, which outlives exec) and then turn into 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+
+# What an agent is sent that is to go and leave its training alone; SIGTERM asks it to end that too.
+LEAVE = signal.SIGUSR1
 
 _TIE = (
     "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15,0,0,0);"

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 DEFAULT_PORT = 8000
+HIGHEST_ORDINAL = 4095
 
 Resolve = Callable[[str], tuple[str, ...]]
 IsOwn = Callable[[str], bool]
@@ -89,10 +90,18 @@ def hints_of(environment: Mapping[str, str]) -> Hints:
     """Reads the RANKCALL_* variables of discovery.
 
     Raises:
-        BadHint: for a port, number or URL that is none.
+        BadHint: for a port, number, address, folder or URL that is none.
     """
     urls = checked_urls(environment.get("RANKCALL_URL", ""), "RANKCALL_URL")
     shared = environment.get("RANKCALL_SHARED_DIR", "").strip()
+    ordinal = environment.get("RANKCALL_ORDINAL", "").strip()
+    if ordinal and not (re.fullmatch(r"[0-9]{1,9}", ordinal) and int(ordinal) <= HIGHEST_ORDINAL):
+        raise BadHint(
+            f"RANKCALL_ORDINAL is {ordinal[:40]!r}: it must be a whole number from 0 to {HIGHEST_ORDINAL}, which of the "
+            "replicas this is; leave it out where the platform says so or nobody does"
+        )
+    checked_roots(environment.get("RANKCALL_DATA_ROOTS", ""))
+    address = environment.get("RANKCALL_ADDRESS", "").strip()
     port = _number(environment, "RANKCALL_PORT")
     if port is not None and port > 65535:
         raise BadHint(f"RANKCALL_PORT is {port}: a port is a number from 1 to 65535")
@@ -101,7 +110,7 @@ def hints_of(environment: Mapping[str, str]) -> Hints:
         peers=parse_peers(environment.get("RANKCALL_PEERS", "")),
         shared_dir=Path(shared) if shared else None,
         port=port or DEFAULT_PORT,
-        address=environment.get("RANKCALL_ADDRESS", "").strip() or None,
+        address=checked_address(address) if address else None,
         nodes=_number(environment, "RANKCALL_NODES"),
         tls=speaks_tls(environment),
         others=urls[1:],
@@ -119,9 +128,49 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise BadHint(f"{name} is {text!r}: it must be a whole number from 1 on")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise BadHint(f"{name} is {text[:40]!r}: it must be a whole number from 1 on")
     return int(text)
+
+
+def checked_address(text: str) -> str:
+    """RANKCALL_ADDRESS, which peers are given as it stands.
+
+    Raises:
+        BadHint: for a name, or what no peer could send to.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        usable = False
+    else:
+        usable = not (address.is_unspecified or address.is_multicast)
+    if not usable:
+        raise BadHint(
+            f"RANKCALL_ADDRESS is {text[:80]!r}: write the IP address at which the other replicas reach this one, such as "
+            "10.0.0.4; leave it out where they reach one that this replica has itself"
+        )
+    return text
+
+
+def checked_roots(text: str) -> tuple[str, ...]:
+    """The folders of RANKCALL_DATA_ROOTS.
+
+    Raises:
+        BadHint: for one that is not absolute: which folder that is would depend on where a process runs.
+    """
+    roots = tuple(part for part in text.split(":") if part)
+    for root in roots:
+        if not root.startswith("/"):
+            raise BadHint(
+                f"RANKCALL_DATA_ROOTS holds {root[:80]!r}: write absolute folders with colons between, such as /data:/mnt/models"
+            )
+    return roots
+
+
+def _mistyped(host: str) -> bool:
+    """Whether it can be nothing but an address, and is none: `999.1.1.1`. No name ends in a number (RFC 3696)."""
+    return bool(re.fullmatch(r"[0-9.]+", host) or ":" in host) and not _is_address(host)
 
 
 def checked_url(url: str, name: str) -> str:
@@ -130,9 +179,10 @@ def checked_url(url: str, name: str) -> str:
     try:
         parts = urlsplit(text)
         port_is_number = parts.port is None or parts.port > 0
+        mistyped = _mistyped(parts.hostname or "")
     except ValueError:
-        port_is_number = False
-    if not port_is_number or parts.scheme not in ("http", "https") or not parts.hostname:
+        port_is_number, mistyped = False, True
+    if mistyped or not port_is_number or parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadHint(f"{name} is {url!r}: write it as http://HOST:PORT")
     return text.rstrip("/")
 
@@ -155,13 +205,16 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
 
 
 def _peer(entry: str) -> Peer:
-    if (version6 := re.fullmatch(r"\[([0-9a-fA-F:.]+)\](?::(\d+))?", entry)) is not None:
-        return Peer(version6[1], int(version6[2]) if version6[2] else None)
-    if entry.count(":") > 1:
-        return Peer(entry)
-    host, _, port = entry.partition(":")
-    if not host or (port and not port.isdecimal()):
+    if (version6 := re.fullmatch(r"\[([0-9a-fA-F:.]+)\](?::([0-9]+))?", entry)) is not None:
+        host, port = version6[1], version6[2]
+    elif entry.count(":") > 1:
+        host, port = entry, None
+    else:
+        host, _, port = entry.partition(":")
+    if not host or _mistyped(host) or (port and not re.fullmatch(r"[0-9]{1,9}", port)):
         raise BadHint(f"RANKCALL_PEERS holds {entry!r}: write a name or an address, with :PORT if need be")
+    if port and not 1 <= int(port) <= 65535:
+        raise BadHint(f"RANKCALL_PEERS holds {entry!r}: a port is a number from 1 to 65535")
     return Peer(host, int(port) if port else None)
 
 

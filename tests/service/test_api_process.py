@@ -79,7 +79,7 @@ def test_a_port_in_use_is_one_sentence_that_names_the_holder(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         code, said = refused(tmp_path, PORT=str(port))
-    assert code == 2 and len(said.splitlines()) == 1
+    assert code == 1 and len(said.splitlines()) == 1
     assert f"port {port} is taken by" in said and f"pid {os.getpid()}" in said and "RANKCALL_PORT" in said
 
 

@@ -92,7 +92,7 @@ def test_usage_errors_are_exit_2_and_say_what_is_wrong(shell: Shell) -> None:
     for verb in ("check", "submit"):
         ran = shell.run(verb, "config.yml", "--allow", "CFG02")
         assert ran.code == 2
-        assert "Did you mean CFG02" in ran.err
+        assert "Did you mean CFG" in ran.err
         for override in ("datasets.²=x", f"datasets.{'9' * 5000}=x", "a=!!bool x"):
             ran = shell.run(verb, "config.yml", "--set", override)
             assert ran.code == 2
@@ -183,6 +183,49 @@ def test_fix_writes_beside_the_original(shell: Shell) -> None:
     assert "config.fixed.yml" in ran.err
     assert yaml.load((shell.folder / "config.fixed.yml").read_text())["micro_batch_size"] == 1
     assert "micro_batchsize" in (shell.folder / "config.yml").read_text()
+
+
+def test_fix_writes_over_nothing_and_follows_no_link(shell: Shell) -> None:
+    (shell.folder / "config.yml").write_text(CONFIG.replace("micro_batch_size", "micro_batchsize"))
+    mine = shell.folder / "mine"
+    mine.write_text("mine")
+    for place in (lambda path: path.symlink_to(mine), lambda path: path.write_text("mine")):
+        place(shell.folder / "config.fixed.yml")
+        ran = shell.run("check", "config.yml", "--fix")
+        assert ran.code == 1
+        assert "config.fixed.yml is there already" in ran.err and "Move it away" in ran.err
+        assert mine.read_text() == "mine" and (shell.folder / "config.fixed.yml").read_text() == "mine"
+        (shell.folder / "config.fixed.yml").unlink()
+
+
+def test_fix_keeps_the_line_endings_of_the_file(shell: Shell) -> None:
+    text = CONFIG.replace("micro_batch_size", "micro_batchsize").replace("\n", "\r\n")
+    (shell.folder / "config.yml").write_bytes(text.encode())
+    shell.run("check", "config.yml", "--fix")
+    fixed = (shell.folder / "config.fixed.yml").read_bytes()
+    assert fixed.count(b"\r\n") == fixed.count(b"\n") == CONFIG.count("\n")
+
+
+def test_render_leaves_nothing_of_an_earlier_render_and_everything_else(shell: Shell) -> None:
+    out = shell.folder / "out"
+    to = ("--master-addr", "10.0.0.4", "-o", str(out))
+    assert shell.run("render", "config.yml", "--nodes", "3", "--prompt", "x", *to).code == 0
+    (out / "rank-1" / "notes.txt").write_text("mine")
+    (out / "rank-mine").mkdir()
+    (shell.folder / "elsewhere").mkdir()
+    ran = shell.run("render", "config.yml", "--nodes", "1", "--set", "deepspeed=", *to)
+    assert ran.code == 0, ran.err
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == [
+        "rank-0", "rank-0/accelerate.yaml", "rank-0/axolotl.yaml", "rank-0/commands", "rank-0/environment",
+        "rank-1", "rank-1/notes.txt", "rank-mine",
+    ]  # fmt: skip
+    assert "notes.txt" in ran.err
+    ran = shell.run("render", "config.yml", "--nodes", "3", "--rank", "2", *to)
+    assert ran.code == 0 and (out / "rank-0" / "commands").exists() and (out / "rank-2" / "commands").exists()
+    (out / "rank-3").symlink_to(shell.folder / "elsewhere")
+    ran = shell.run("render", "config.yml", "--nodes", "4", *to)
+    assert ran.code == 1 and "is a link" in ran.err
+    assert list((shell.folder / "elsewhere").iterdir()) == []
 
 
 def test_render_writes_a_folder_for_each_rank_that_differ_in_the_rank_only(shell: Shell) -> None:

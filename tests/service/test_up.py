@@ -210,7 +210,7 @@ def test_a_second_one_in_the_same_state_folder_is_refused(ups: Callable[..., Up]
     up = ups(tmp_path / "a", RANKCALL_PORT=str(free_port()))
     until(lambda: up.service("coordinator"))
     second = ups(tmp_path / "a", RANKCALL_PORT=str(free_port()))
-    assert second.process.wait(30) == 1
+    assert second.process.wait(30) == 2
     assert up.said("another `rankcall up` uses")
     assert up.process.poll() is None
 
@@ -218,21 +218,55 @@ def test_a_second_one_in_the_same_state_folder_is_refused(ups: Callable[..., Up]
 def test_a_port_in_use_is_said_with_who_has_it(ups: Callable[..., Up], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         up = ups(tmp_path / "a", RANKCALL_PORT=str(taken.getsockname()[1]))
-        assert up.process.wait(30) == 1
+        assert up.process.wait(30) == 2
     assert up.said(f"(pid {os.getpid()})")
-    assert not up.said("Traceback")
+    assert not up.said("Traceback") and not up.said("ending")
+
+
+def test_a_start_that_fails_ends_no_training_that_was_there_before(
+    ups: Callable[..., Up], tmp_path: Path
+) -> None:
+    state = tmp_path / "a"
+    training = leave_training_behind(state)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        up = ups(state, RANKCALL_PORT=str(taken.getsockname()[1]))
+        assert up.process.wait(30) == 2
+    again = ups(state, RANKCALL_PORT=str(free_port()), RANKCALL_TOKEN="short")
+    assert again.process.wait(60) == 2
+    assert again.said("RANKCALL_TOKEN is shorter") and again.said(
+        "coordinator cannot start with these settings"
+    )
+    assert training.poll() is None
+    last = ups(state, RANKCALL_PORT=str(free_port()))
+    until(lambda: last.service("agent"))
+    last.end()
+    assert training.wait(1) is not None and not last.everything()
+
+
+def test_a_service_that_cannot_start_with_its_settings_is_not_started_again(
+    ups: Callable[..., Up], tmp_path: Path
+) -> None:
+    up = ups(tmp_path / "a", RANKCALL_NODES="5000", RANKCALL_PORT=str(free_port()))
+    assert up.process.wait(60) == 2
+    assert up.said("RANKCALL_NODES") and not up.said("started again")
+    assert not up.everything()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("RANKCALL_PORT", "web"), ("RANKCALL_PEERS", "10.0.0.4:web"), ("RANKCALL_URL", "ftp://x")],
-)
+    [
+        ("RANKCALL_PORT", "web"), ("RANKCALL_PEERS", "10.0.0.4:web"), ("RANKCALL_URL", "ftp://x"),
+        ("RANKCALL_PEERS", "10.0.0.1:99999"), ("RANKCALL_ADDRESS", "999.1.1.1"), ("RANKCALL_ADDRESS", "foo"),
+        ("RANKCALL_DATA_ROOTS", "rel"), ("RANKCALL_ORDINAL", "x"), ("RANKCALL_ORDINAL", "-1"),
+    ],
+)  # fmt: skip
 def test_a_setting_that_cannot_be_understood_is_named(
     ups: Callable[..., Up], tmp_path: Path, name: str, value: str
 ) -> None:
     up = ups(tmp_path / "a", **{name: value})
-    assert up.process.wait(30) == 1
+    assert up.process.wait(30) == 2
     assert up.said(name)
+    assert not up.everything()
     assert not up.said("Traceback")
 
 

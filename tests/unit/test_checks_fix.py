@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from coordinator.checks import BundleFiles, FolderFiles
+from coordinator.checks import BundleFiles, FolderFiles, check
 from coordinator.checks.fix import Fixed, fix
+from coordinator.checks.keys import key_table
+from coordinator.core import yaml
 from coordinator.core.protocol import BundleFile
 from coordinator.core.views import Submission, SubmittedFile
 
@@ -131,6 +135,79 @@ def test_a_new_name_is_not_written_over_one_that_is_there() -> None:
 def test_tabs_become_spaces() -> None:
     done = mend(GOOD + "trl:\n\tbeta: 0.1\n")
     assert done.files["config.yml"].endswith("trl:\n  beta: 0.1\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "mended"),
+    [
+        ("trl:\n    beta: 0.1\n\tmax_length: 8\n", "trl:\n    beta: 0.1\n    max_length: 8\n"),
+        ("trl:\n        beta: 0.1\n\tmax_length: 8\n", "trl:\n        beta: 0.1\n        max_length: 8\n"),
+        ("trl:\n\tbeta:0.1\n\tmax_length: 8\n", "trl:\n  beta: 0.1\n  max_length: 8\n"),
+    ],
+)
+def test_a_tab_is_as_wide_as_it_was_meant(written: str, mended: str) -> None:
+    done = mend(GOOD + written)
+    assert done.files["config.yml"] == GOOD + mended
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "trl:\n   beta: 0.1\n\tmax_length: 8\n",
+        "trl:\n   beta: 0.1\n \t\tmax_length: 8\n     x: [\n",
+        "chat_template: |\n  a\n  \tb\ntrl:\n\tbeta: 0.1\n",
+    ],
+)
+def test_tabs_that_could_mean_nothing_or_several_things_are_left(written: str) -> None:
+    done = mend(GOOD + written)
+    assert done.files == {} and done.mended == ()
+
+
+def test_a_mend_that_would_make_an_error_is_left_undone() -> None:
+    config = GOOD + "eval_table_size: 2\nmicro_batchsize: 4\n"
+    before = mend(GOOD + "eval_table_size: 2\n")
+    assert before.verdict.verdict == "accept" and before.files == {} and before.mended == ()
+    done = mend(config)
+    assert done.files["config.yml"] == config.replace("batchsize", "batch_size")
+    assert [found.key for found in done.mended] == ["micro_batchsize"]
+
+
+def test_line_endings_are_kept() -> None:
+    for config in (
+        GOOD + "micro_batchsize: 2   # as large as fits\ntrl: {beta: 0.1}\n",
+        GOOD + "trl:\n\tbeta: 0.1\n",
+        GOOD + "output_dir:out\n",
+    ):
+        text = mend(config).files["config.yml"]
+        assert mend(config.replace("\n", "\r\n")).files["config.yml"] == text.replace("\n", "\r\n")
+    json_text = '{\r\n  "zero_optimization": {"stage": 2},\r\n  "train_micro_batch_size_per_gpu": 64\r\n}\r\n'
+    text = mend(GOOD + "deepspeed: ds.json\n", files={"ds.json": json_text.encode()}).files["ds.json"]
+    assert text.count("\r\n") == text.count("\n") > 2
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(key_table().keys)),
+            st.integers(0, 30),
+            st.sampled_from(["2", "true", "text", "[a]", "{a: 1}", "", "0.5", "!!set {a}"]),
+        ),
+        max_size=4,
+    )
+)
+def test_what_is_mended_reads_and_has_no_error_that_was_not_there(
+    written: list[tuple[str, int, str]],
+) -> None:
+    """Keys with one letter left out, which may come near to others than were meant."""
+    lines = "".join(f"{key[:at]}{key[at + 1 :]}: {value}\n" for key, at, value in written)
+    submission = Submission(config=GOOD + lines)
+    before = check(submission, files=BundleFiles(submission))
+    done = fix(submission, files=BundleFiles(submission))
+    assert before.verdict == "reject" or done.verdict.verdict == "accept"
+    for text in done.files.values():
+        assert yaml.load(text)
+    assert done.files == {} or done.mended
 
 
 def test_text_that_yaml_would_read_otherwise_is_quoted() -> None:

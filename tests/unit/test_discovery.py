@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.discovery import hints_from
+from agent.settings import AgentSettings, SettingsError
 from coordinator.core.whereabouts import (
     BadHint,
     Hints,
@@ -207,3 +209,24 @@ def test_a_replica_may_turn_out_to_be_the_master_but_what_is_decided_stays() -> 
     assert settled(there, away) == there
     assert settled(here, there) == here
     assert settled(here, away) == here
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANKCALL_ADDRESS", "999.1.1.1"), ("RANKCALL_ADDRESS", "foo"), ("RANKCALL_ADDRESS", "0.0.0.0"),
+        ("RANKCALL_DATA_ROOTS", "rel"), ("RANKCALL_DATA_ROOTS", "/data:~/x"), ("RANKCALL_ORDINAL", "x"),
+        ("RANKCALL_ORDINAL", "-1"), ("RANKCALL_ORDINAL", "4096"), ("RANKCALL_ORDINAL", "²"), ("RANKCALL_NODES", "²"),
+        ("RANKCALL_PEERS", "10.0.0.1:99999"), ("RANKCALL_PEERS", "10.0.0.1:0"), ("RANKCALL_PEERS", "999.1.1.1"),
+        ("RANKCALL_PEERS", "a:b:c"), ("RANKCALL_URL", "http://999.1.1.1:8000"), ("RANKCALL_URL", "http://h:99999"),
+    ],
+)  # fmt: skip
+def test_what_no_replica_could_use_is_refused_at_the_start_by_name(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadHint, match=name):
+        hints_of({name: value})
+    monkeypatch.setenv(name, value)
+    with pytest.raises((BadHint, SettingsError), match=name) as caught:
+        hints_from(AgentSettings.from_environment())
+    assert str(caught.value).count(name) == 1

@@ -13,7 +13,7 @@ from coordinator.cli import bundle
 from coordinator.cli.bundle import collect
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.submission import LIMIT_TEXT_BYTES, Asked, read, read_text
-from coordinator.core.regular import NotRegular, read_regular
+from coordinator.core.regular import NotRegular, read_regular, write_new
 
 
 @pytest.fixture
@@ -76,3 +76,16 @@ def test_what_may_be_read_is_read_whole(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "a", 3_000_000) == b"x" * 3_000_000
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "b", 1)
+
+
+def test_a_new_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("mine", "link", "dangling"):
+        with pytest.raises(FileExistsError):
+            write_new(tmp_path / name, b"new")
+    write_new(tmp_path / "new", b"a\r\nb\n")
+    assert (tmp_path / "new").read_bytes() == b"a\r\nb\n"
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["dangling", "link", "mine", "new"]
