@@ -18,7 +18,7 @@ class CannotStart(Exception):
     """`rankcall up` has no business running here; the text says why and what to do.
 
     Attributes:
-        code: the exit code: 2, as for every setting that cannot be, or what a process of it ended with.
+        code: the exit code: 2 for a setting that cannot be, 1 for what somebody else has at present.
     """
 
     def __init__(self, why: str, code: int = 2) -> None:
@@ -47,7 +47,8 @@ def claimed(state: Path) -> Iterator[None]:
         except BlockingIOError:
             raise CannotStart(
                 f"another `rankcall up` uses {state}; one replica runs one. "
-                "Several on one machine need a RANKCALL_STATE_DIR each"
+                "Several on one machine need a RANKCALL_STATE_DIR each",
+                code=1,
             ) from None
         yield
 
@@ -75,6 +76,6 @@ def check_port(host: str, port: int, wait_s: float) -> None:
             holder = listener_of(port)
             by = f" by {holder}" if holder else ""
             raise CannotStart(
-                f"port {port} is in use{by}; set RANKCALL_PORT to another one, or end that process"
+                f"port {port} is in use{by}; set RANKCALL_PORT to another one, or end that process", code=1
             )
         select.select([], [], [], 0.2)
