@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from coordinator.core.paths import Layout, state_dir
 from coordinator.core.tls import CA, verification
-from coordinator.core.whereabouts import HIGHEST_ORDINAL, checked_address, checked_roots
+from coordinator.core.whereabouts import HIGHEST_ORDINAL, checked_address, checked_ordinal, checked_roots
 
 # Where platforms say which of its replicas this one is (their documentation; 0-based in all of them).
 _PLATFORM_ORDINALS = (
@@ -82,6 +82,11 @@ class AgentSettings(BaseSettings):
     @classmethod
     def _split_roots(cls, value: object) -> object:
         return checked_roots(value) if isinstance(value, str) else value
+
+    @field_validator("ordinal", mode="before")
+    @classmethod
+    def _an_ordinal(cls, value: object) -> object:
+        return checked_ordinal(value.strip()) if isinstance(value, str) else value
 
     @field_validator("address", mode="after")
     @classmethod

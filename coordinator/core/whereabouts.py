@@ -95,11 +95,8 @@ def hints_of(environment: Mapping[str, str]) -> Hints:
     urls = checked_urls(environment.get("RANKCALL_URL", ""), "RANKCALL_URL")
     shared = environment.get("RANKCALL_SHARED_DIR", "").strip()
     ordinal = environment.get("RANKCALL_ORDINAL", "").strip()
-    if ordinal and not (re.fullmatch(r"[0-9]{1,9}", ordinal) and int(ordinal) <= HIGHEST_ORDINAL):
-        raise BadHint(
-            f"RANKCALL_ORDINAL is {ordinal[:40]!r}: it must be a whole number from 0 to {HIGHEST_ORDINAL}, which of the "
-            "replicas this is; leave it out where the platform says so or nobody does"
-        )
+    if ordinal:
+        checked_ordinal(ordinal)
     checked_roots(environment.get("RANKCALL_DATA_ROOTS", ""))
     address = environment.get("RANKCALL_ADDRESS", "").strip()
     port = _number(environment, "RANKCALL_PORT")
@@ -151,6 +148,20 @@ def checked_address(text: str) -> str:
             "10.0.0.4; leave it out where they reach one that this replica has itself"
         )
     return text
+
+
+def checked_ordinal(text: str) -> int:
+    """RANKCALL_ORDINAL.
+
+    Raises:
+        BadHint: for what is no number from 0 on.
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) > HIGHEST_ORDINAL:
+        raise BadHint(
+            f"RANKCALL_ORDINAL is {text[:40]!r}: it must be a whole number from 0 to {HIGHEST_ORDINAL}, which of the "
+            "replicas this is; leave it out where the platform says so or nobody does"
+        )
+    return int(text)
 
 
 def checked_roots(text: str) -> tuple[str, ...]:
