@@ -23,6 +23,7 @@ from coordinator.core.views import ReplicaView
 from coordinator.relay import Source
 from coordinator.settings import Settings, SettingsError, is_loopback
 from coordinator.submissions import bundle_sha256, misplaced_files
+from coordinator.veils import Veils
 from coordinator.views_of import progress_view, replica_page
 
 # --- settings
@@ -109,6 +110,16 @@ def test_loopback_is_what_never_leaves_the_machine(host: str, yes: bool) -> None
 
 
 # --- streams
+
+
+@pytest.mark.parametrize(
+    "override", ["a=!!bool x", "a=!!int ''", "datasets.²=x", f"{'a.' * 5000}a=1", "a", "=", "a=["]
+)
+def test_an_override_that_cannot_be_read_is_no_fault_of_the_veil(override: str) -> None:
+    veil = Veils({}, ()).over(
+        {"config": "a: !!int ''", "overrides": [override, "hub_token=!!bool hf-of-somebody"]}
+    )
+    assert "somebody" not in veil.mask_text("override 'hub_token=!!bool hf-of-somebody'")
 
 
 @given(st.integers(0, 1 << 60), st.integers(0, 1 << 60))
