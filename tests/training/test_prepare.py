@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 
-from agent.prepare import describe
+from agent.prepare import describe, main
 
 pytestmark = pytest.mark.training
 
@@ -60,3 +62,16 @@ def test_a_stream_has_neither_rows_nor_digest() -> None:
         "eval_rows": None,
         "digest": None,
     }
+
+
+def test_settings_that_deepspeed_refuses_end_the_prepare_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    settings = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    (tmp_path / "deepspeed.json").write_text(json.dumps(settings))
+    (tmp_path / "axolotl.yaml").write_text(f"base_model: b\ndeepspeed: {tmp_path}/deepspeed.json\n")
+    assert main([str(tmp_path / "axolotl.yaml")]) == 1
+    said = capsys.readouterr().err
+    assert "deepspeed.json: DeepSpeed refuses zero_optimization" in said
+    assert "Partial offloading" in said
