@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from coordinator.checks.check import examine, verdict
 from coordinator.checks.deepspeed_schema import FORMER_COMPILE_KEYS
 from coordinator.checks.files import Files
-from coordinator.checks.subject import DeepSpeedUse, Purpose, Subject, mapping, shown
+from coordinator.checks.subject import DeepSpeedUse, Purpose, Subject, items, mapping, shown
 from coordinator.core import yaml
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Facts, Finding
@@ -353,8 +353,20 @@ def _already_said(errors: Sequence[Finding], place: tuple[str, ...], message: st
 
 def _place(subject: Subject, at: tuple[str, ...]) -> tuple[str, ...]:
     """pydantic's path without the names of types: as far as the config has such keys."""
+    whole = _followed(subject.settings, at)
+    if whole or not at:
+        return whole
+    # Axolotl validates a dataset by itself too, and its complaint begins there.
+    for section in ("datasets", "test_datasets"):
+        for index, item in enumerate(items(subject.get(section))):
+            below = _followed(item, at)
+            if below:
+                return (section, str(index), *below)
+    return at[:1]
+
+
+def _followed(value: object, at: tuple[str, ...]) -> tuple[str, ...]:
     place: list[str] = []
-    value: object = subject.settings
     for part in at:
         keys = {str(key): key for key in value} if isinstance(value, Mapping) else {}
         if isinstance(value, Mapping) and part in keys:
@@ -364,7 +376,7 @@ def _place(subject: Subject, at: tuple[str, ...]) -> tuple[str, ...]:
         else:
             continue
         place.append(part)
-    return tuple(place) or at[:1]
+    return tuple(place)
 
 
 def _remarks(subject: Subject, answer: Answer) -> list[Finding]:
