@@ -125,7 +125,8 @@ class Handshake:
         assert all(CollectiveResult.model_validate_json(answer).ok for answer in answers.values()), answers
 
     def collective(self, deadline_s: float = 20.0) -> dict[str, CollectiveResult]:
-        tasks = [self._round(member, self.members, deadline_s) for member in self.members]
+        task_id = self._next_round()
+        tasks = [self._round(member, self.members, deadline_s, task_id=task_id) for member in self.members]
         answers = self._ask_all(tasks, deadline_s)
         return {replica: CollectiveResult.model_validate_json(answer) for replica, answer in answers.items()}
 
@@ -150,18 +151,24 @@ class Handshake:
     def _groups(self, groups: Sequence[Sequence[str]], deadline_s: float) -> dict[str, CollectiveTask]:
         """A round of groups: each a world of its own, its first member the master."""
         by_id = {member.replica_id: member for member in self.members}
+        task_id = self._next_round()
         return {
-            replica: self._round(by_id[replica], [by_id[other] for other in group], deadline_s)
+            replica: self._round(
+                by_id[replica], [by_id[other] for other in group], deadline_s, task_id=task_id
+            )
             for group in groups
             for replica in group
         }
+
+    def _next_round(self) -> str:
+        """The name of a round, which all its members have in common."""
+        return f"collective-{next(self._numbers)}"
 
     def _round(
         self, member: Member, group: Sequence[Member], deadline_s: float, **changed: object
     ) -> CollectiveTask:
         return CollectiveTask.model_validate(
             {
-                "task_id": f"collective-{next(self._numbers)}",
                 "stage": Stage.COLLECTIVE,
                 "deadline_s": deadline_s,
                 "rank": group.index(member),
