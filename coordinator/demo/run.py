@@ -284,7 +284,9 @@ def _page_port(asked: int | None) -> int:
         if _is_free(asked):
             return asked
         holder = listener_of(asked) or "another process"
-        raise Stop(Exit.USAGE, f"Port {asked} is in use by {holder}.", hint="Choose another one with --port.")
+        raise Stop(
+            Exit.FAILED, f"Port {asked} is in use by {holder}.", hint="Choose another one with --port."
+        )
     if asked is None and _is_free(DEFAULT_PORT):
         return DEFAULT_PORT
     with socket.socket() as probe:

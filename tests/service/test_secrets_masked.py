@@ -25,7 +25,7 @@ SUBMISSION = {
     "overrides": [f"hub_token={IN_OVERRIDE}"],
     "nodes": 1,
     "gpus_per_node": 0,
-    "allow": ["CFG813", "CFG801", "CFG802"],
+    "allow": ["CFG813", "CFG801"],
 }
 
 

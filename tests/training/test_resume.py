@@ -41,9 +41,11 @@ def logged(machine: machines.Machine) -> dict[int, ProgressRecord]:
     return {one.step: one for one in machine.progress() if one.type == "log" and one.loss and one.step}
 
 
+# test_failures.py resumes one in the default run.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param((), id="zero2"), pytest.param(("deepspeed=",), id="ddp", marks=pytest.mark.long)],
+    [pytest.param((), id="zero2"), pytest.param(("deepspeed=",), id="ddp")],
 )
 def test_a_training_goes_on_where_both_machines_had_saved_and_learns_the_same(
     tmp_path: Path, demo: Path, overrides: tuple[str, ...]

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from test_rank_meter import running
 
@@ -49,6 +50,8 @@ def test_stacks_and_sockets_of_every_rank_are_kept_also_of_a_stopped_one(tmp_pat
         pids = ranks_below(root)
         time.sleep(0.3)
         os.kill(pids[1], signal.SIGSTOP)
+        while psutil.Process(pids[1]).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
         shim = process.ProcessId(0, 0)  # nothing runs there
         begin_s = time.monotonic()
         gather([shim, root], tmp_path, MEMBERS)
