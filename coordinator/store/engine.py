@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import stamina
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
@@ -120,15 +121,24 @@ def use_write_ahead_log(url: URL) -> None:
     """Switch an SQLite file to WAL (kept in the file): readers and the writer do not wait for each other."""
     if url.get_backend_name() != "sqlite":
         return
-    with _sqlite_alone(url) as connection:
-        # Of a new file only: room that is used no more can be given back to the disk (`queries/kept.py`).
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    # The switch needs the file for itself and, unlike a transaction, does not wait for others that open it.
+    patience = stamina.retry_context(
+        on=_is_locked, attempts=None, timeout=LOCK_WAIT_S, wait_initial=0.01, wait_max=0.2, wait_jitter=0.05
+    )
+    for attempt in patience:
+        with attempt, _sqlite_alone(url) as connection:
+            # Of a new file only: room that is used no more can be given back to the disk (`queries/kept.py`).
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreError(
             f"the store {url.database} cannot keep a write-ahead log on its disk (it says {mode}); "
             "put RANKCALL_STATE_DIR on a container-local disk"
         )
+
+
+def _is_locked(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "is locked" in str(error)
 
 
 @contextmanager

@@ -79,6 +79,8 @@ class Warm:
 
 def task(rank: int, world: int, port: int, **more: Any) -> dict[str, Any]:
     return {
+        "task_id": f"round-{port}",
+        "nonce": "one-machine",
         "rank": rank,
         "world_size": world,
         "master_address": "127.0.0.1",
