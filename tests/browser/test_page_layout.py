@@ -61,14 +61,14 @@ POOR_CONTRAST = """() => {
 
 # What the keyboard has to reach and has not reached so far. The skip link is only visible while it has the focus.
 MISSED = """() => [...document.querySelectorAll("a[href], button, select, summary, [tabindex='0']")]
-  .filter((node) => node.checkVisibility() && !("reached" in node.dataset) && !node.matches(".skip"))
+  .filter((node) => node.checkVisibility() && !window.reached.has(node) && !node.matches(".skip"))
   .map((node) => node.outerHTML.slice(0, 120))"""
 
 # The element that has the focus: its name for a reader, and whether one sees that it has it.
 FOCUSED = """() => {
   const node = document.activeElement;
   if (!node || node === document.body) return null;
-  node.dataset.reached = "";
+  (window.reached ??= new WeakSet()).add(node);
   const style = getComputedStyle(node);
   const after = getComputedStyle(node, "::after");
   const seen = (one) => one.outlineStyle !== "none" && parseFloat(one.outlineWidth) >= 2;
