@@ -22,6 +22,7 @@ _ORDER = (
 )  # fmt: skip
 _DIED = re.compile(r"the process (was ended by|ended by itself)")
 _WRONG = "values are wrong"
+_CUT_OFF = re.compile(r"Failed to recv|reset by peer|Broken pipe|Connection was likely closed")
 _REMOTE = re.compile(r"remote=\[?\[?(?:::ffff:)?([0-9a-fA-F.:]+?)\]?(?::\d+)?\]")
 
 _SLOWER = 5.0  # times below the median bandwidth of all replicas that make a straggler
@@ -99,6 +100,9 @@ class _Judge:
         if master in self.explained:
             return
         failed = [m.replica_id for m in self.members[1:] if self._stood_in(m.replica_id, "store")]
+        if self.explained:
+            # Who got through and was cut off met the end of a round that another one had broken.
+            failed = [replica for replica in failed if not _CUT_OFF.search(self.results[replica].error)]
         if not failed:
             return
         self.explained.update(failed)

@@ -227,6 +227,21 @@ def test_a_rendezvous_port_nobody_reaches_speaks_of_the_master() -> None:
     assert (found.code, found.replica) == ("COL002", members(3)[0].replica_id)
 
 
+def test_who_is_cut_off_by_the_end_of_a_broken_round_is_not_called_unreachable() -> None:
+    cut = bad(
+        "store",
+        "[c10d] recvValue failed on SocketImpl(remote=[::ffff:10.0.0.1]:29500): Failed to recv, got 0 bytes.",
+    )
+    waiting = bad("join", "rank 2 did not come to the rendezvous", missing_ranks=(2,))
+    silent = round_of(3, rank0=waiting, rank1=cut)
+    del silent[members(3)[2].replica_id]
+    found = only(judge_collective(members(3), silent))
+    assert (found.code, found.replica) == ("COL008", members(3)[2].replica_id)
+    # Where nothing else explains it, something between them accepts and closes.
+    found = only(judge_collective(members(3), round_of(3, rank0=waiting, rank1=cut, rank2=cut)))
+    assert found.code == "COL002"
+
+
 def test_of_two_replicas_an_unreachable_port_convicts_neither() -> None:
     closed = bad("store", "connect to 10.0.0.1 port 29500: timed out")
     waiting = bad("join", "rank 1 did not come to the rendezvous", missing_ranks=(1,))
