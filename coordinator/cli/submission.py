@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coordinator.core.views import CheckVerdict, Deadlines, Submission, SubmittedFile
 
 
-# As much as a submission takes of each (`core/views.py`).
+# As much as a submission takes of each (`core/views/asked.py`).
 LIMIT_TEXT_BYTES = 4 << 20
 
 
