@@ -1,4 +1,4 @@
-"""What a job, an attempt and a replica look like to the decisions (`lifecycle.py`, `stages.py`, `assignment.py`).
+"""What a job, an attempt and a replica look like to the decisions (`lifecycle.py`, `stages/`, `assignment.py`).
 
 Plain values without I/O: the controller builds them from the store and the roster, and stores what comes
 back. `AttemptState` is kept as JSON in the attempt's row, so that a coordinator may be killed at any moment.

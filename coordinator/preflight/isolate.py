@@ -4,7 +4,7 @@ A round tests disjoint groups at once. A group that passes proves its members an
 group that fails holds a bad replica or a bad link. So: halve what failed; once a suspect is alone, pair it
 with proven peers; where all members are proven and the group fails nevertheless, look for the link, halving
 both sides of what is not proven together. Everything follows from the history, so the coordinator may be
-killed between two rounds. Called by `stages.py`; one bad replica or link among N takes log2 N + 1 rounds.
+killed between two rounds. Called by `stages/collective.py`; one bad replica or link among N takes log2 N + 1 rounds.
 
 A replica is convicted only when it never passed and failed with three proven peers (with all of them, where
 there are fewer). A link, when both of its ends are proven and the two fail together.

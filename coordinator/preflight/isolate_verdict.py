@@ -1,4 +1,4 @@
-"""What the isolation has shown, as findings. `stages.py` calls it when `isolate.advance` gives a verdict."""
+"""What the isolation has shown, as findings. `stages/collective.py` calls it when `isolate.advance` gives a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the results of the tcp mesh mean, as findings. `stages.py` calls it when all have reported or time is up.
+"""What the results of the tcp mesh mean, as findings. `stages/handshake.py` calls it when all have reported or time is up.
 
 `mesh.py` says who is at fault; this says how it failed (`agent.probes.link.Fault`), picks the code, and puts
 it into words with the figures. The collective's half is `collective_verdict.py`.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.core.protocol import DiskFacts, Facts, Finding, GpuFacts, GpuHolder
-from coordinator.match import GIB, Surroundings, match, runs_on
+from coordinator.match import Surroundings, match
+from coordinator.match.each import GIB, runs_on
 
 BLACKWELL = GpuFacts(
     index=0,
