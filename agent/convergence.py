@@ -14,8 +14,9 @@ import structlog
 from pydantic import ValidationError
 
 from agent import launcher
+from agent.around import Surroundings
 from agent.streams import Mirror
-from agent.tasks import Attempt, Surroundings, Training
+from agent.tasks import Attempt, Training
 from coordinator.core.clock import monotonic_s
 from coordinator.core.paths import AttemptFolder, write_whole
 from coordinator.core.process import ProcessId

@@ -1,7 +1,7 @@
 """Puts the job's files on this replica's disk: the rendered ones of an attempt, and the submission's bundle.
 
 Nothing is written that does not have the hash it should have, nor outside the folder it belongs to. The bundle
-is fetched once per job and kept over its attempts. Called by `tasks.py` before a process starts.
+is fetched once per job and kept over its attempts. Called by `run_task.py` before a process starts.
 """
 
 from __future__ import annotations

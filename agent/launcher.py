@@ -2,7 +2,7 @@
 
 What is known of a process is on disk, in its task's folder: `spec.json` before it starts, `shim.json` once
 it has a shim, `exit.json` when nothing of it is left. So an agent that was killed and started again goes on
-where it was: the same calls adopt what runs, and nothing is ever started twice. Called by `tasks.py`
+where it was: the same calls adopt what runs, and nothing is ever started twice. Called by `run_task.py`, `tasks.py`
 (one process) and `main.py` (whatever this replica still holds).
 """
 

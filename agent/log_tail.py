@@ -1,4 +1,4 @@
-"""The end of a log as a person sees it. Called by `tasks.py` for the reports of processes that have ended."""
+"""The end of a log as a person sees it. Called by `run_task.py` for the reports of processes that have ended."""
 
 from __future__ import annotations
 

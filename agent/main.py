@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from agent import addresses, discovery, facts, files, gpus, identity, launcher, room
+from agent.around import Surroundings
 from agent.client import Backoff, Coordinator, Murmur, NotRegistered
 from agent.convergence import Convergence
 from agent.identity import Identity
@@ -26,7 +27,6 @@ from agent.probes import echo
 from agent.probes.warm import WarmProbe
 from agent.settings import AgentSettings, platform_ordinal
 from agent.streams import REPORT_BYTES, Mirror
-from agent.tasks import Surroundings
 from agent.telemetry import Meter
 from agent.uploads import Uploads
 from agent.vigil import Vigil

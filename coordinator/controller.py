@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 import structlog
-from sqlalchemy import Connection
 
 from coordinator.assignment import Work, plan
 from coordinator.attempt import AttemptState, Job, Snapshot, Watched
+from coordinator.bookkeeping import apply, job_of, known_of, put_back
 from coordinator.broadcast import Broadcast
-from coordinator.core.catalogue import finding
 from coordinator.core.clock import monotonic_s, now_at
-from coordinator.core.protocol import Finding, HeldAttempt, ProgressRecord, Stage, TaskReport
+from coordinator.core.protocol import Finding, HeldAttempt, ProgressRecord, Stage
 from coordinator.core.track import THRESHOLDS
-from coordinator.core.views import JobState, Submission
+from coordinator.core.views import Submission
 from coordinator.lifecycle import Change, advance
 from coordinator.recovery import KEEPERS, put_together, snapshot_of
-from coordinator.roster import Presence, Roster, as_known, expected
+from coordinator.roster import Roster, expected
 from coordinator.store import Store, queries, rows
 from coordinator.watch import LOOK_EVERY_S, Heard, Watch, is_training
 
@@ -85,11 +82,13 @@ class Controller:
 
     def note_progress(self, attempt_id: str, record: ProgressRecord) -> None:
         """A training process said what world it sees, or that a loss of its was not a number."""
-        if attempt_id not in self._attempts:
-            return
+        if attempt_id in self._attempts:
+            self._remember(attempt_id, record)
+            self.wake()
+
+    def _remember(self, attempt_id: str, record: ProgressRecord) -> None:
         of_kind = self._starts if record.type == "start" else self._spoiled
         of_kind.setdefault(attempt_id, {})[record.rank] = record
-        self.wake()
 
     async def standing(self, attempt_id: str) -> Standing | None:
         """The seats of an attempt, ended ones included; None where there is no such attempt."""
@@ -124,31 +123,7 @@ class Controller:
 
     async def _put_back(self, job: rows.Job, attempt: AttemptState) -> None:
         """A job and its attempt from a replica's snapshot, as if they had always been here."""
-        record = attempt.model_dump(mode="json")
-        noted = finding(
-            "SYS030",
-            f"Job {job.id} was taken up again from what {attempt.seats[0].hostname or 'a replica'} holds.",
-        )
-
-        def put_back(c: Connection) -> bool:
-            if queries.attempt(c, attempt.id) is not None:
-                return False
-            if queries.job(c, job.id) is None:
-                queries.insert_job(c, job)
-            else:
-                queries.update_job(c, job.id, state=job.state, stage=job.stage, attempts=attempt.number)
-            queries.insert_attempt(
-                c,
-                rows.Attempt(attempt.id, job.id, attempt.number, attempt.created_at, record=record),
-            )
-            queries.insert_findings(c, job.id, attempt.id, now_at(), [noted])
-            queries.insert_event(
-                c, at=now_at(), actor="coordinator", action="job.taken_up", job_id=job.id,
-                detail={"attempt": attempt.id},
-            )  # fmt: skip
-            return True
-
-        if not await self._store.write(put_back):
+        if not await self._store.write(lambda c: put_back(c, job, attempt, now_at())):
             return
         log.warning("job taken up again from a replica's snapshot", job=job.id, attempt=attempt.id)
         for seat in attempt.seats:
@@ -167,39 +142,17 @@ class Controller:
 
     async def load(self) -> None:
         """Take up what the store knows: open attempts, and what their trainings said at the start."""
-
-        def look(connection: Connection) -> tuple[list[AttemptState], list[Presence]]:
-            found: list[AttemptState] = []
-            present = {row.id: as_known(row) for row in queries.replicas(connection)}
-            for row in queries.open_attempts(connection):
-                attempt = AttemptState.model_validate(row.record)
-                found.append(attempt)
-                for task in queries.tasks_of(connection, attempt.id):
-                    if (presence := present.get(task.replica_id)) is not None:
-                        presence.attempt_id = attempt.id
-                        presence.tasks[task.task_id] = TaskReport.model_validate(task.report)
-                for seat in attempt.seats:
-                    # silence counts from now on: nobody could reach a coordinator that was not there
-                    if (presence := present.get(seat.replica_id)) is not None:
-                        presence.heard_s = monotonic_s()
-                        presence.holding = frozenset({attempt.id})
-                for metric in queries.newest_metrics(connection, attempt.id):
-                    record = ProgressRecord.model_validate(metric.record)
-                    if record.type == "start":
-                        self._starts.setdefault(attempt.id, {})[record.rank] = record
-                    elif record.losses_not_finite:
-                        self._spoiled.setdefault(attempt.id, {})[record.rank] = record
-            return found, list(present.values())
-
         self._listening_since = now_at()
-        attempts, presences = await self._store.read(look)
-        for presence in presences:
+        known = await self._store.read(known_of)
+        for presence in known.presences:
             self._roster.put(presence)
-        for attempt in attempts:
+        for attempt in known.attempts:
             self._attempts[attempt.id] = attempt
             self._seat(attempt)
+        for attempt_id, record in known.said:
+            self._remember(attempt_id, record)
         await self._assign(self._attempts.values())
-        for presence in presences:
+        for presence in known.presences:
             held = [one.attempt_id for one in presence.registration.held]
             lost = frozenset([one for one in held if await self.standing(one) is None])
             self._roster.leave_alone(presence.replica_id, lost)
@@ -258,7 +211,7 @@ class Controller:
         if not (change.jobs or change.attempts or change.findings or change.artifacts or self._noted):
             return
         noted = tuple(self._noted)
-        await self._store.write(lambda c: _apply(c, change, noted, snapshot.now_at))
+        await self._store.write(lambda c: apply(c, change, noted, snapshot.now_at))
         del self._noted[: len(noted)]
         for attempt in change.attempts:
             self._seat(attempt)
@@ -311,28 +264,7 @@ class Controller:
         }
 
     async def _job(self, row: rows.Job) -> Job:
-        work = await self._work(row.id)
-        submission = work.submission
-        return Job(
-            id=row.id,
-            seq=row.seq,
-            nodes=row.nodes,
-            created_at=row.created_at,
-            name=row.name,
-            kind="preflight" if row.kind == "preflight" else "train",
-            state=cast(JobState, row.state),
-            stage=Stage(row.stage),
-            verdict=row.verdict,
-            gpus_per_node=row.gpus_per_node,
-            gather_since=row.started_at,
-            ended_at=row.ended_at,
-            cancel_requested=row.cancel_requested,
-            attempts=row.attempts,
-            attempts_allowed=row.attempts_allowed,
-            deadlines=submission.deadlines,
-            has_prompts=bool(submission.prompts),
-            allow=frozenset(submission.allow),
-        )
+        return job_of(row, (await self._work(row.id)).submission)
 
     async def _work(self, job_id: str) -> Work:
         work = self._works.get(job_id)
@@ -405,76 +337,3 @@ class Controller:
                 log.info("job", job=job.id, state=job.state, stage=job.stage.value, verdict=job.verdict)
             if job.state in ("succeeded", "failed", "cancelled"):
                 self._works.pop(job.id, None)
-
-
-def _apply(connection: Connection, change: Change, noted: Sequence[Finding], at: float) -> None:
-    """Store one pass's changes; runs in the writer's transaction."""
-    for job in change.jobs:
-        queries.update_job(
-            connection,
-            job.id,
-            state=job.state,
-            stage=job.stage.value,
-            verdict=job.verdict,
-            started_at=job.gather_since,
-            ended_at=job.ended_at,
-            attempts=job.attempts,
-        )
-        queries.insert_event(
-            connection,
-            at=at,
-            actor="coordinator",
-            action=f"job.{job.state}",
-            job_id=job.id,
-            detail={"stage": job.stage.value, "verdict": job.verdict},
-        )
-    for attempt in change.attempts:
-        _keep_attempt(connection, attempt)
-    for job_id, attempt_id, found in change.findings:
-        queries.insert_findings(connection, job_id, attempt_id, at, [found])
-    queries.insert_findings(connection, None, None, at, noted)
-    for attempt, collected in change.artifacts:
-        master = attempt.seats[0].replica_id
-        queries.replace_artifacts(
-            connection,
-            attempt.job_id,
-            [
-                rows.Artifact(
-                    secrets.token_hex(8),
-                    attempt.job_id,
-                    attempt.id,
-                    master,
-                    artifact.path,
-                    artifact.kind,
-                    artifact.size_bytes,
-                    artifact.sha256,
-                )
-                for artifact in collected.artifacts
-            ],
-        )
-
-
-def _keep_attempt(connection: Connection, attempt: AttemptState) -> None:
-    record = attempt.model_dump(mode="json")
-    known = queries.update_attempt(
-        connection,
-        attempt.id,
-        state=attempt.state,
-        outcome=attempt.outcome,
-        ended_at=attempt.ended_at,
-        record=record,
-    )
-    if known:
-        return
-    queries.insert_attempt(
-        connection,
-        rows.Attempt(
-            id=attempt.id,
-            job_id=attempt.job_id,
-            number=attempt.number,
-            created_at=attempt.created_at,
-            state=attempt.state,
-            record=record,
-        ),
-    )
-    queries.set_last_ranks(connection, [(seat.replica_id, seat.rank) for seat in attempt.seats])

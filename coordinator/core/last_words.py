@@ -1,6 +1,6 @@
 """What the end of a failed process's log says went wrong: known lines, each with the traceback that it ends. Pure.
 
-Called by the agent when a process has failed (`agent/tasks.py`), since the cause often stands well before the last lines:
+Called by the agent when a process has failed (`agent/run_task.py`), since the cause often stands well before the last lines:
 torchrun alone adds forty of its own.
 """
 

@@ -20,7 +20,7 @@ from coordinator.core.protocol import Registered, Registration, Report
 from coordinator.core.views import Problem
 from coordinator.core.whereabouts import hints_of
 from coordinator.role import decide
-from coordinator.up import Supervisor
+from coordinator.supervisor import Supervisor
 
 
 @contextlib.contextmanager
