@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -23,6 +23,7 @@ from agent.around import Surroundings
 from agent.client import Backoff, Coordinator, Murmur, NotRegistered
 from agent.convergence import Convergence
 from agent.identity import Identity
+from agent.occasion import Occasion, Rhythm
 from agent.probes import echo
 from agent.probes.warm import WarmProbe
 from agent.settings import AgentSettings, platform_ordinal
@@ -45,29 +46,6 @@ from coordinator.core.redact import Redactor, secrets_of
 log = structlog.get_logger("agent")
 
 
-@dataclass(frozen=True, slots=True)
-class Rhythm:
-    """How often the agent does what, in seconds.
-
-    Attributes:
-        report_s: a report goes out at least so often; the coordinator judges liveness by it.
-        gather_s: what is new waits so long for company; what a gate waits for (a task that ended) does not.
-        look_s: how often streams are looked at while an attempt is here.
-        stream_s: the least between two reports that carry nothing but stream bytes.
-        reading_s: how long a report waits for a reading of the load.
-        room_s: how often it is seen whether the disk runs short.
-        last_words_s: how long the end of the streams may take to be delivered when the agent is asked to end.
-    """
-
-    report_s: float = 2.0
-    gather_s: float = 0.25
-    look_s: float = 0.5
-    stream_s: float = 1.0
-    reading_s: float = 1.0
-    last_words_s: float = 3.0
-    room_s: float = 30.0
-
-
 class Agent:
     """The agent of one replica. `run` is its life."""
 
@@ -86,6 +64,7 @@ class Agent:
         self._redactor = Redactor(secrets_of(self._environment))
         self._coordinator = Coordinator(lambda: discovery.coordinator_urls(settings), settings.join_token)
         self._mirror = Mirror(lambda: self._redactor)
+        self._occasion = Occasion(self._rhythm, self._mirror)
         self._meter = Meter(settings.state_dir, self._environment)
         self._warm = WarmProbe(settings.python)
         self._uploads = Uploads(self._layout, settings.data_roots, self._coordinator)
@@ -96,20 +75,16 @@ class Agent:
             coordinator=self._coordinator,
             warm=self._warm,
             redactor=lambda: self._redactor,
-            news=self._tell,
+            news=self._occasion.tell,
         )
         self._convergence = Convergence(around, self._mirror, self._learn_secrets)
-        self._news = asyncio.Event()
-        self._urgent = asyncio.Event()
-        self._delivered = asyncio.Event()
-        self._spoken = self._heard = self._registrations = self._reports = 0
+        self._registrations = self._reports = 0
         self._leaving = False
         self._facts: Facts | None = None
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
         self._reading: asyncio.Future[Telemetry] | None = None
         self._secrets_known_of = ""
-        self._reported_s = float("-inf")
 
     # --- life
 
@@ -161,21 +136,12 @@ class Agent:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rhythm.last_words_s):
-                await self._deliver()
+                await self._occasion.delivered()
                 self._convergence.forget()
                 self._leaving = True
-                await self._deliver()
+                await self._occasion.delivered()
                 while self._mirror.due(monotonic_s()):
-                    await self._deliver()
-
-    async def _deliver(self) -> None:
-        """Have a report made of what is now, and wait until it has arrived; one that is under way does not count."""
-        self._spoken += 1
-        this = self._spoken
-        while self._heard < this:
-            self._delivered.clear()
-            self._tell(urgent=True)
-            await self._delivered.wait()
+                    await self._occasion.delivered()
 
     async def _close(self) -> None:
         await self._convergence.aclose()
@@ -184,11 +150,6 @@ class Agent:
         if self._echo is not None:
             await self._echo.aclose()
         await self._coordinator.aclose()
-
-    def _tell(self, urgent: bool = False) -> None:
-        self._news.set()
-        if urgent:
-            self._urgent.set()
 
     # --- registration
 
@@ -246,7 +207,7 @@ class Agent:
         self._registrations += 1
         self._facts_told = None
         self._mirror.ask_again()
-        self._tell()
+        self._occasion.tell()
 
     # --- facts
 
@@ -262,7 +223,7 @@ class Agent:
                 facts.gather, self._settings.state_dir, self._settings.python, self._environment
             )
             self._facts = plain
-            self._tell()
+            self._occasion.tell()
             said: dict[str, Any] = await self._warm.torch_facts()
             while not said.get(
                 "torch_asked", True
@@ -270,11 +231,11 @@ class Agent:
                 await self._convergence.wait_free()
                 said = await self._warm.torch_facts()
             self._facts = facts.merge(plain, said)
-            self._tell()
+            self._occasion.tell()
         except Exception as error:  # facts are wanted, but an agent without them is better than none
             log.exception("facts could not be learned")
             self._facts = (self._facts or Facts()).model_copy(update={"problems": (f"facts: {error}",)})
-            self._tell()
+            self._occasion.tell()
 
     # --- the disk
 
@@ -294,7 +255,7 @@ class Agent:
         vigil = Vigil(self._convergence, lambda: self._who.replica_id)
         while True:
             await asyncio.sleep(self._rhythm.report_s)
-            alone_s = monotonic_s() - max(began_s, self._reported_s)
+            alone_s = monotonic_s() - max(began_s, self._occasion.reported_s)
             if not vigil.needed(alone_s):
                 continue
             try:
@@ -351,14 +312,13 @@ class Agent:
         full = False
         while True:
             await self._coordinator.wait_registered()
-            await self._something_to_say(full)
-            self._news.clear()
-            self._urgent.clear()
+            await self._occasion.due(full=full)
+            self._occasion.taken()
             now_s = monotonic_s()
             telemetry = None
             if now_s - telemetry_s >= self._rhythm.report_s * 0.9:
                 telemetry, telemetry_s = await self._take_reading(), now_s
-            spoken, registrations = self._spoken, self._registrations
+            spoken, registrations = self._occasion.spoken, self._registrations
             report = self._compose(telemetry, now_s)
             try:
                 reply = await self._coordinator.report(report)
@@ -368,7 +328,7 @@ class Agent:
                 murmur.say(
                     "reports do not arrive; they are kept", why=str(error), bytes=self._mirror.backlog_bytes()
                 )
-                self._news.set()
+                self._occasion.tell()
                 await self._coordinator.wait_and_relocate(backoff, error)
                 continue
             backoff.reset()
@@ -377,9 +337,7 @@ class Agent:
                 registrations != self._registrations
             ):  # what an earlier coordinator knows says nothing about this one
                 continue
-            self._reported_s = now_s
-            self._heard = spoken
-            self._delivered.set()
+            self._occasion.arrived(spoken, now_s)
             self._facts_told = report.facts or self._facts_told
             self._mirror.acknowledge(report.appends, reply.acknowledged, now_s)
             full = sum(len(append.data) for append in report.appends) >= REPORT_BYTES // 2
@@ -392,26 +350,6 @@ class Agent:
         self._reading = asyncio.ensure_future(asyncio.to_thread(self._meter.read, roots, streams))
         done, _ = await asyncio.wait([self._reading], timeout=self._rhythm.reading_s)
         return self._reading.result() if done else None
-
-    async def _something_to_say(self, full: bool) -> None:
-        """Return when a report is due. `full`: the last one could not carry all there was."""
-        rhythm = self._rhythm
-        due_s = self._reported_s + rhythm.report_s
-        stream_s = self._reported_s + (0.0 if full else rhythm.stream_s)
-        while True:
-            if self._news.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(rhythm.gather_s):
-                        await self._urgent.wait()
-                return
-            now_s = monotonic_s()
-            following = self._mirror.following
-            if now_s >= due_s or (following and now_s >= stream_s and self._mirror.due(now_s)):
-                return
-            pause_s = min(due_s - now_s, rhythm.look_s) if following else due_s - now_s
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._news.wait()
 
     def _compose(self, telemetry: Telemetry | None, now_s: float) -> Report:
         self._reports += 1

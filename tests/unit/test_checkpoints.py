@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_lifecycle import World, stage_of
+from world import World, stage_of
 
 from agent import checkpoints
 from coordinator.assignment import Work, plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from test_lifecycle import World, stage_of
+from world import World, stage_of
 
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_lifecycle import World, stage_of, started
+from world import World, stage_of, started
 
 from coordinator.assignment import Work, plan
 from coordinator.core.protocol import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from test_lifecycle import World
+from world import World
 
 from coordinator.assignment import Work, plan
 from coordinator.attempt import AttemptState, Seat, Snapshot, StageRecord, Watched
