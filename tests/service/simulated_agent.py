@@ -61,12 +61,12 @@ class Agent:
         self.hold: frozenset[Stage] = frozenset()
         self.uploads_begun: list[UploadRequest] = []
         self._join_token = join_token
-        self._client = httpx.Client(base_url=f"{url}/api/v1", timeout=60, trust_env=False, verify=False)
-        self._version: str | None = None
+        self.client = httpx.Client(base_url=f"{url}/api/v1", timeout=60, trust_env=False, verify=False)
+        self.version: str | None = None
         self._wanted: Desired | None = None
-        self._plan: AttemptPlan | None = None
-        self._tasks: dict[str, TaskReport] = {}
-        self._sizes: dict[str, int] = {}
+        self.plan: AttemptPlan | None = None
+        self.tasks: dict[str, TaskReport] = {}
+        self.sizes: dict[str, int] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -81,7 +81,7 @@ class Agent:
             addresses=(Address(address=f"10.0.0.{self.number % 250 + 1}", interface="eth0"),),
             echo_port=40000 + self.number % 20000,
         )
-        response = self._client.post(
+        response = self.client.post(
             "/replicas",
             content=registration.model_dump_json(),
             headers={"Authorization": f"Bearer {self._join_token}"},
@@ -89,57 +89,57 @@ class Agent:
         if response.status_code == 201:
             registered = Registered.model_validate_json(response.content)
             self.replica_id = registered.replica_id
-            self._client.headers["Authorization"] = f"Bearer {registered.token}"
+            self.client.headers["Authorization"] = f"Bearer {registered.token}"
         return response
 
     @property
     def token(self) -> str:
-        return str(self._client.headers["Authorization"]).removeprefix("Bearer ")
+        return str(self.client.headers["Authorization"]).removeprefix("Bearer ")
 
     def report(
         self, *appends: Append, facts: Facts | None = None, attempt_id: str | None = None
     ) -> httpx.Response:
-        plan = self._plan
+        plan = self.plan
         known = plan.attempt_id if plan else None
         report = Report(
             incarnation=self.incarnation,
-            holding=(known,) if known and self._tasks else (),
+            holding=(known,) if known and self.tasks else (),
             attempt_id=attempt_id or known,
-            tasks=tuple(self._tasks.values()),
+            tasks=tuple(self.tasks.values()),
             appends=appends,
             facts=facts,
             telemetry=Telemetry(at=time.time() + self.clock_s),
         )
-        return self._client.post(f"/replicas/{self.replica_id}/report", content=report.model_dump_json())
+        return self.client.post(f"/replicas/{self.replica_id}/report", content=report.model_dump_json())
 
     def desired(self, wait_s: float = 0) -> Desired | None:
         headers = {"Prefer": f"wait={wait_s:g}"}
-        if self._version is not None:
-            headers["If-None-Match"] = f'"{self._version}"'
-        response = self._client.get(f"/replicas/{self.replica_id}/desired", headers=headers)
+        if self.version is not None:
+            headers["If-None-Match"] = f'"{self.version}"'
+        response = self.client.get(f"/replicas/{self.replica_id}/desired", headers=headers)
         if response.status_code == 304:
             return None
         response.raise_for_status()
         desired = Desired.model_validate_json(response.content)
         assert response.headers["etag"] == f'"{desired.version}"'
-        self._version = desired.version
+        self.version = desired.version
         return desired
 
     def append(self, stream: str, data: bytes) -> int:
         """The next bytes of a stream of the present attempt; returns the acknowledged size."""
-        assert self._plan is not None
-        offset = self._sizes.get(stream, 0)
+        assert self.plan is not None
+        offset = self.sizes.get(stream, 0)
         response = self.report(
-            Append(attempt_id=self._plan.attempt_id, stream=stream, offset=offset, data=data)
+            Append(attempt_id=self.plan.attempt_id, stream=stream, offset=offset, data=data)
         )
         response.raise_for_status()
         (size,) = ReportReply.model_validate_json(response.content).acknowledged
-        self._sizes[stream] = size.size_bytes
+        self.sizes[stream] = size.size_bytes
         return size.size_bytes
 
     def _mirror(self, stream: str, whole: bytes) -> None:
         """All of a stream, from what the coordinator has of it on."""
-        while (size := self._sizes.get(stream, 0)) < len(whole):
+        while (size := self.sizes.get(stream, 0)) < len(whole):
             self.append(stream, whole[size:])
 
     # --- by itself
@@ -166,15 +166,15 @@ class Agent:
         self.incarnation += 1
         if as_container:
             self.fingerprint += " again"
-            self._plan, self._tasks, self._sizes = None, {}, {}
-        self._version = self._wanted = None
+            self.plan, self.tasks, self.sizes = None, {}, {}
+        self.version = self._wanted = None
         self._stop = threading.Event()
         self._threads = []
         self.live()
 
     def end(self) -> None:
         self.vanish()
-        self._client.close()
+        self.client.close()
 
     def _loop(self) -> None:
         while not self._stop.is_set():
@@ -192,9 +192,9 @@ class Agent:
     def converge(self, desired: Desired) -> None:
         """Does what is asked for, all of it at once."""
         plan = desired.attempt
-        if self._plan is None or plan is None or plan.attempt_id != self._plan.attempt_id:
-            self._tasks, self._sizes = {}, {}
-        self._plan = plan
+        if self.plan is None or plan is None or plan.attempt_id != self.plan.attempt_id:
+            self.tasks, self.sizes = {}, {}
+        self.plan = plan
         for request in desired.uploads:
             if request.upload_id not in {begun.upload_id for begun in self.uploads_begun}:
                 self.uploads_begun.append(request)
@@ -208,18 +208,18 @@ class Agent:
     def send(self, request: UploadRequest) -> httpx.Response:
         """Uploads the file that is asked for."""
         content = self.files[request.path][request.offset_bytes :]
-        return self._client.put(
+        return self.client.put(
             f"/replicas/{self.replica_id}/uploads/{request.upload_id}", content=_pieces(content)
         )
 
     def _do(self, plan: AttemptPlan, task: Task) -> None:
-        if task.task_id in self._tasks:
+        if task.task_id in self.tasks:
             return
         if isinstance(task, RunTask) and task.stage is Stage.TRAIN:
-            lines = [record.model_dump_json(exclude_none=True).encode() for record in _progress(plan)]
+            lines = [record.model_dump_json(exclude_none=True).encode() for record in progress_of(plan)]
             self._mirror("progress.0", b"\n".join(lines) + b"\n")
             self._mirror("train.log", self.log or f"rank {plan.rank} trained\n".encode())
-        self._tasks[task.task_id] = TaskReport(
+        self.tasks[task.task_id] = TaskReport(
             task_id=task.task_id, stage=task.stage, state="succeeded", result=self._result(task)
         )
 
@@ -257,7 +257,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
         yield content[start : start + (1 << 16)]
 
 
-def _progress(plan: AttemptPlan) -> Iterator[ProgressRecord]:
+def progress_of(plan: AttemptPlan) -> Iterator[ProgressRecord]:
     at = 1_700_000_000.0
     yield ProgressRecord(
         type="start",

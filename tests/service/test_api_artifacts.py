@@ -143,7 +143,7 @@ def test_what_the_agent_says_of_a_file_it_cannot_send_reaches_the_user(
 ) -> None:
     def send(request: relay.UploadRequest) -> httpx.Response:
         path = f"/replicas/{agent.replica_id}/uploads/{request.upload_id}"
-        return agent._client.put(path, content=b"", headers={"X-Rankcall-Error": "it is not there any more"})
+        return agent.client.put(path, content=b"", headers={"X-Rankcall-Error": "it is not there any more"})
 
     agent.send = send  # type: ignore[method-assign]
     agent.live()
@@ -188,9 +188,7 @@ def test_a_slow_reader_slows_the_replica_and_memory_stays_bounded(
                 sent = start
                 yield big[start : start + (1 << 16)]
 
-        return agent._client.put(
-            f"/replicas/{agent.replica_id}/uploads/{request.upload_id}", content=pieces()
-        )
+        return agent.client.put(f"/replicas/{agent.replica_id}/uploads/{request.upload_id}", content=pieces())
 
     agent.send = send  # type: ignore[method-assign]
     agent.live()
@@ -236,7 +234,7 @@ def test_a_download_that_is_given_up_ends_the_upload(
 def test_an_upload_nobody_waits_for_is_gone(coordinator: Coordinator, agent: Agent) -> None:
     agent.register().raise_for_status()
     path = f"/replicas/{agent.replica_id}/uploads/unknown"
-    refused = agent._client.put(path, content=b"bytes")
+    refused = agent.client.put(path, content=b"bytes")
     assert refused.status_code == 410 and refused.json()["code"] == "SYS116"
 
 

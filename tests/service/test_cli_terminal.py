@@ -108,7 +108,7 @@ def test_a_terminal_shows_stages_and_progress_in_place(
     assert "━".encode() in screen, "a progress bar"
     for agent in agents:
         agent.hold = frozenset()
-        agent._version = None
+        agent.version = None
     screen = terminal.read()
     assert terminal.process.wait(20) == 0
     assert b"succeeded" in screen

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from deployment import deployed
+from small import disk_of
 
 from agent import progress, spool
 from agent.progress import ProgressWriter
@@ -33,23 +34,10 @@ print("lines", number)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MiB (needs root, as the tests with network namespaces do)."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-@pytest.fixture
 def disk_of_a_replica(tmp_path: Path) -> Iterator[Path]:
     """The state folder of the second agent of a deployment in `tmp_path`, on a disk of 16 MiB."""
-    disk = tmp_path / "agent-1"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with disk_of(tmp_path / "agent-1", "16m") as disk:
+        yield disk
 
 
 def test_a_job_outlives_a_full_disk_and_what_was_dropped_is_a_finding(

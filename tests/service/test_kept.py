@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from serving import running
 from sqlalchemy import Connection, text
 
@@ -20,16 +18,6 @@ from coordinator.store import Store, queries, rows, streams
 from coordinator.upkeep import Upkeep
 
 MIB = 1 << 20
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    url = f"sqlite:///{tmp_path}/rankcall.db"
-    opened = Store.open(
-        url if request.param == "sqlite" else request.getfixturevalue("postgresql").database()
-    )
-    yield opened
-    opened.close()
 
 
 def put_job(store: Store, job_id: str, days_ago: float, *, state: str = "succeeded", mib: int = 2) -> None:

@@ -25,14 +25,6 @@ SEED = 20
 SCRIBE = Path(__file__).with_name("store_scribe.py")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/rankcall.db"
-    database: str = request.getfixturevalue("postgresql").database()
-    return database
-
-
 def killed_while_writing(url: str, after_s: float, acknowledgements: Path) -> Counter[int]:
     """Run a scribe, kill it `after_s` after its first acknowledgement; how many each writer was acknowledged."""
     with acknowledgements.open("wb") as out:
@@ -49,14 +41,16 @@ def killed_while_writing(url: str, after_s: float, acknowledgements: Path) -> Co
 
 
 def test_a_process_killed_while_it_writes_leaves_every_acknowledged_byte_and_no_half_of_anything(
-    url: str, tmp_path: Path
+    database_url: str, tmp_path: Path
 ) -> None:
     chance = random.Random(SEED)
     acknowledged: Counter[int] = Counter()
     for kill in range(KILLS):
-        acknowledged += killed_while_writing(url, chance.uniform(0.0, 0.4), tmp_path / f"acknowledged-{kill}")
+        acknowledged += killed_while_writing(
+            database_url, chance.uniform(0.0, 0.4), tmp_path / f"acknowledged-{kill}"
+        )
         started_s = time.monotonic()
-        store = Store.open(url)
+        store = Store.open(database_url)
         assert time.monotonic() - started_s < 3
         for writer in range(WRITERS):
             kept = store.read_now(
@@ -77,7 +71,7 @@ def test_a_process_killed_while_it_writes_leaves_every_acknowledged_byte_and_no_
             assert [m.step for m in metrics] == list(range(number))
             # Committed, but the kill came before the word of it: the scribe goes on from there.
             acknowledged[writer] = number
-        if url.startswith("sqlite"):
+        if database_url.startswith("sqlite"):
             assert store.read_now(lambda c: c.execute(text("PRAGMA integrity_check")).scalar_one()) == "ok"
         store.close()
     assert sum(acknowledged.values()) > KILLS * WRITERS

@@ -6,9 +6,7 @@ import os
 import socket
 import sqlite3
 import stat
-import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -88,16 +86,6 @@ def test_the_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
 
 def append(store: Store, offset: int, data: bytes) -> streams.Appended:
     return store.write_now(lambda c: streams.append(c, "a-1", "r-1", "s", offset, data))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MiB (needs root, as the tests with network namespaces do)."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_a_full_disk_refuses_what_is_new_keeps_what_was_acknowledged_and_can_be_freed(

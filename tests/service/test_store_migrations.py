@@ -15,14 +15,6 @@ from coordinator.store import Store, StoreError, engine, migrations, queries, ro
 from coordinator.store.tables import Table
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/rankcall.db"
-    database: str = request.getfixturevalue("postgresql").database()
-    return database
-
-
 def connected(url: str) -> Connection:
     parsed = engine.parsed(url)
     engine.prepare_file(parsed)
@@ -44,8 +36,8 @@ def test_head_names_the_newest_revision() -> None:
     assert revisions()[-1] == migrations.HEAD
 
 
-def test_the_revisions_lead_to_exactly_the_tables_and_back_to_nothing(url: str) -> None:
-    with connected(url) as c:
+def test_the_revisions_lead_to_exactly_the_tables_and_back_to_nothing(database_url: str) -> None:
+    with connected(database_url) as c:
         for _ in range(2):
             migrations.upgrade(c, "x")
             with c.begin():
@@ -56,8 +48,8 @@ def test_the_revisions_lead_to_exactly_the_tables_and_back_to_nothing(url: str) 
                 assert inspect(c).get_table_names() == ["alembic_version"]
 
 
-def test_the_comparison_would_notice_a_column_that_no_revision_makes(url: str) -> None:
-    with connected(url) as c:
+def test_the_comparison_would_notice_a_column_that_no_revision_makes(database_url: str) -> None:
+    with connected(database_url) as c:
         migrations.upgrade(c, "x")
         with c.begin():
             c.execute(text("ALTER TABLE job ADD COLUMN forgotten INTEGER"))
@@ -66,10 +58,12 @@ def test_the_comparison_would_notice_a_column_that_no_revision_makes(url: str) -
 
 
 @pytest.mark.parametrize("revision", revisions())
-def test_a_store_of_any_older_release_is_upgraded_with_what_it_holds(url: str, revision: str) -> None:
+def test_a_store_of_any_older_release_is_upgraded_with_what_it_holds(
+    database_url: str, revision: str
+) -> None:
     from alembic import command
 
-    with connected(url) as c:
+    with connected(database_url) as c:
         with c.begin():
             command.upgrade(migrations.config(c), revision)
         with c.begin():
@@ -89,7 +83,7 @@ def test_a_store_of_any_older_release_is_upgraded_with_what_it_holds(url: str, r
             c.execute(
                 text("""INSERT INTO chunk (stream_id, "offset", data) SELECT id, 0, 'abc' FROM stream""")
             )
-    store = Store.open(url)
+    store = Store.open(database_url)
     kept = store.read_now(lambda c: queries.job(c, "old"))
     assert kept is not None
     assert (kept.name, kept.submission, kept.cancel_requested) == ("from before", {"a": 1}, False)
@@ -98,31 +92,31 @@ def test_a_store_of_any_older_release_is_upgraded_with_what_it_holds(url: str, r
     store.close()
 
 
-def test_a_store_that_a_newer_rankcall_wrote_is_left_alone(url: str) -> None:
-    Store.open(url).close()
-    with connected(url) as c, c.begin():
+def test_a_store_that_a_newer_rankcall_wrote_is_left_alone(database_url: str) -> None:
+    Store.open(database_url).close()
+    with connected(database_url) as c, c.begin():
         c.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreError, match=r"newer rankcall \(revision 9999.*upgrade rankcall here"):
-        Store.open(url)
-    with connected(url) as c, c.begin():
+        Store.open(database_url)
+    with connected(database_url) as c, c.begin():
         assert migrations.revision(c) == "9999"
 
 
-def test_opening_at_once_migrates_once_and_opening_again_keeps_everything(url: str) -> None:
+def test_opening_at_once_migrates_once_and_opening_again_keeps_everything(database_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
-        stores = list(pool.map(Store.open, [url] * 4))
+        stores = list(pool.map(Store.open, [database_url] * 4))
     new = rows.Job(id="a", name="n", nodes=1, created_at=1.0, submission={})
     stores[0].write_now(lambda c: queries.insert_job(c, new))
     assert [len(store.read_now(queries.open_jobs)) for store in stores] == [1] * 4
     for store in stores:
         store.close()
-    again = Store.open(url)
+    again = Store.open(database_url)
     assert len(again.read_now(queries.open_jobs)) == 1
     again.close()
 
 
-def test_a_migration_that_is_interrupted_leaves_nothing_half_done(url: str) -> None:
-    with connected(url) as c:
+def test_a_migration_that_is_interrupted_leaves_nothing_half_done(database_url: str) -> None:
+    with connected(database_url) as c:
         with pytest.raises(ZeroDivisionError), c.begin():
             from alembic import command
 
