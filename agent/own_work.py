@@ -28,7 +28,7 @@ def never_raises(hook: Callable[P, None]) -> Callable[P, None]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             hook(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # an error of ours in a hook of torch's would end the training
             print(f"rankcall: {hook.__name__} failed: {type(error).__name__}: {error}", file=sys.stderr)
 
     return guarded

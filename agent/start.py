@@ -69,7 +69,7 @@ async def _run(settings: AgentSettings, who: identity.Identity) -> int:
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a console that goes away ends nothing
     try:
         await Agent(settings, who).run(end, leave)
-    except Exception:
+    except Exception:  # said in the log like everything else; the supervisor starts the next one
         log.exception("the agent failed; what runs goes on, and the next agent takes it over")
         return 1
     return 130 if by[:1] == [signal.SIGINT] else 0

@@ -313,7 +313,7 @@ class Controller:
                 presence.last_rank = seat.rank
                 try:
                     what = plan(job, work, attempt, seat, presence.facts)
-                except Exception as error:
+                except Exception as error:  # a fault of ours ends this attempt, and keeps no other waiting
                     log.exception("no plan could be made", attempt=attempt.id, rank=seat.rank)
                     self._broken[attempt.id] = str(error) or type(error).__name__
                     self.wake()

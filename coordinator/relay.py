@@ -129,7 +129,7 @@ class Relay:
                     raise _gone()
         except ProblemError:
             raise
-        except Exception:
+        except Exception:  # whatever cut the upload off, the reader must not wait for its rest
             if not upload.closed:
                 await upload.chunks.put(_Broken())
             raise

@@ -85,7 +85,9 @@ def run(task: Mapping[str, Any], local_rank: int, deadline_s: float, tell: Calla
     except Absent as absent:
         outcome.missing_ranks = absent.ranks
         outcome.error = str(absent)
-    except Exception as problem:
+    except (
+        Exception
+    ) as problem:  # torch and the drivers below it raise what they like: all of it is the answer
         outcome.error = explain(problem)
     return outcome
 
@@ -183,9 +185,7 @@ class _Part:
                 store = self._store(dist)
                 self._join(store)
                 return store
-            except Absent:
-                raise
-            except Exception:
+            except (RuntimeError, OSError):  # torch's own errors are RuntimeErrors
                 if self.rank == 0 or time.monotonic() + _AGAIN_S > self.until:
                     raise
                 time.sleep(_AGAIN_S)
@@ -215,7 +215,7 @@ class _Part:
         keys = [f"here/{rank}" for rank in range(self.world)]
         try:
             store.wait(keys, self._left())
-        except Exception as problem:
+        except RuntimeError as problem:  # torch's DistStoreError, when time is up or the store has gone
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             if not missing:
                 raise

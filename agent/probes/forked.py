@@ -150,7 +150,7 @@ class Forker:
                     os.close(child.pipe)
             work(lambda message: _write_line(pipe, message))
             code = 0
-        except BaseException as problem:
+        except BaseException as problem:  # a child that came through here would go on as a second parent
             _write_line(pipe, {"outcome": {"ok": False, "error": explain(problem)}})
         finally:
             os._exit(code)  # no atexit handlers: they are the parent's
@@ -313,7 +313,7 @@ def main() -> None:
 
         if not dist.is_available():
             raise ImportError("this torch was built without torch.distributed")
-    except Exception as problem:
+    except Exception as problem:  # a torch that does not fit its libraries fails to import in many ways
         forker.say({"ready": False, "error": f"{type(problem).__name__}: {explain(problem)}"})
         sys.exit(1)
     forker.say({"ready": True, "torch": torch.__version__, "import_s": time.monotonic() - began})

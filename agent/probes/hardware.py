@@ -13,6 +13,8 @@ def facts() -> dict[str, Any]:
     """The facts; what could not be learned is left out and named in `problems`."""
     import torch
 
+    # What a broken driver raises is not written down anywhere: each question is asked by itself, and whatever one of them
+    # raises is a problem to report, which must not cost the answers to the others.
     problems: list[str] = []
     known: dict[str, Any] = {
         "packages": {"torch": torch.__version__},

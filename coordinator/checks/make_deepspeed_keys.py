@@ -90,7 +90,7 @@ def _takes(values: dict[str, Any]) -> bool:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             DeepSpeedConfig(copy.deepcopy(values))
-    except Exception:
+    except Exception:  # it refuses in many ways
         return False
     return True
 

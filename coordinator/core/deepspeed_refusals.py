@@ -51,7 +51,7 @@ def refusals(values: Mapping[str, Any]) -> list[tuple[list[str], str]]:
         ]
     except (ImportError, OSError):
         raise
-    except Exception as error:
+    except Exception as error:  # asserts, KeyErrors and more: whatever ends DeepSpeed's start is its refusal
         return [([], f"{error}" or type(error).__name__)]
     return []
 

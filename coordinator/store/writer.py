@@ -139,7 +139,7 @@ class Writer:
             if self._connection is not None:
                 raise  # no operation is to blame: there is no transaction to be had
             return self._together(group)  # the idle connection had been cut; the server may well be there
-        except Exception as error:
+        except Exception as error:  # an operation's own fault, or the database's: told apart here
             self.figures.reruns += 1
             if self._connection is None and is_database_error(error):
                 return self._together(group)
@@ -212,7 +212,7 @@ class Writer:
         gathered.forget()
         try:
             c.rollback()
-        except Exception:
+        except Exception:  # a connection that cannot roll back is of no use, whatever its driver says
             self._drop(c)
             return
         if c.invalidated or c.closed or _is_broken(c):
