@@ -113,7 +113,10 @@ def test_agents_alone_gather_evidence_of_a_hang_and_end_it_after_five_minutes(tm
             deployment.eventually(
                 lambda n=number: deployment.stream(n, job_id, "evidence.judgement"), within_s=120
             )
-            assert b"hang (" in deployment.stream(number, job_id, "evidence.stacks")
+            # gathered after it was judged, which takes a moment
+            deployment.eventually(
+                lambda n=number: b"hang (" in deployment.stream(n, job_id, "evidence.stacks"), within_s=30
+            )
             assert deployment.running(number)
         for number in (0, 1):
             deployment.eventually(lambda n=number: not deployment.running(n), within_s=400)
