@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from agent import gpus
+from agent import gpus, infiniband
 from coordinator.core.clock import now_at
 from coordinator.core.protocol import DiskFacts, Facts, GpuFacts
 
@@ -40,6 +40,8 @@ _LEFTOVERS = re.compile(
     r"MASTER_ADDR|MASTER_PORT|CROSS_RANK|CROSS_SIZE|TORCHELASTIC_.+|PET_.+|ACCELERATE_.+|FSDP_.+|DEEPSPEED_.+|"
     r"DLTS_.+|PMI_.+|OMPI_COMM_WORLD_.+|MV2_COMM_WORLD_.+|MPI_LOCALN?RANK(?:S|ID))"
 )
+# What a container may say of how its ranks talk to each other; rankcall says only what is not said there.
+_CHOSEN = re.compile(r"(?:NCCL|GLOO)_\w{1,64}")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
@@ -83,6 +85,8 @@ def gather(state_dir: Path, python: str, environment: Mapping[str, str]) -> Fact
         cache_environment={name: environment[name] for name in _CACHE_VARIABLES if environment.get(name)},
         leftovers={name: value for name, value in environment.items() if _LEFTOVERS.fullmatch(name)},
         proxies=_proxies(environment),
+        chosen={name: value for name, value in environment.items() if _CHOSEN.fullmatch(name)},
+        infiniband=infiniband.ports(),
         limits={name: _soft_limit(which) for name, which in _LIMITS.items()},
         clock_at=now_at(),
         problems=tuple(problems),

@@ -63,6 +63,8 @@ def _site(seat: Seat, facts: Facts | None) -> Site:
         family=seat.family,
         gpu_names=tuple(gpu.name for gpu in facts.gpus) if facts else (),
         host_id=seat.replica_id,
+        infiniband=seat.infiniband,
+        chosen=facts.chosen if facts else {},
     )
 
 
@@ -85,8 +87,10 @@ def plan(job: Job, work: Work, attempt: AttemptState, seat: Seat, facts: Facts |
     if stage is Stage.TCP:
         return base.model_copy(update={"task": _tcp(job, attempt, seat)})
     if stage is Stage.COLLECTIVE:
-        variables, _ = environment(_topology(attempt), _site(seat, facts), f"../attempt-{attempt.number}")
-        return base.model_copy(update={"task": _collective(job, attempt, seat, variables)})
+        site = _site(seat, facts)
+        variables, _ = environment(_topology(attempt), site, f"../attempt-{attempt.number}")
+        # what the container chose reaches the training by itself
+        return base.model_copy(update={"task": _collective(job, attempt, seat, {**site.chosen, **variables})})
     files = rendered(work, attempt, seat, facts)
     return base.model_copy(
         update={

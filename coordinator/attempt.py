@@ -38,7 +38,8 @@ class Seat(Message):
     """One replica's place in an attempt. Rank `r` sits at index `r`.
 
     `offers` are the addresses its peers try in tcp; `address` is the first of them that may do until then, the one
-    that was settled on afterwards. `clock_offset_s`: its clock minus the coordinator's when the facts were compared.
+    that was settled on afterwards. `clock_offset_s`: its clock minus the coordinator's when the facts were compared;
+    `infiniband`: the ports that all replicas of the attempt share a subnet with, by the same facts.
     """
 
     replica_id: str
@@ -51,6 +52,7 @@ class Seat(Message):
     gpu_count: int = 0
     offers: tuple[Address, ...] = ()
     clock_offset_s: float | None = None
+    infiniband: tuple[str, ...] = ()
     incarnation: int = 0
 
     @property

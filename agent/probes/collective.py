@@ -85,9 +85,8 @@ def run(task: Mapping[str, Any], local_rank: int, deadline_s: float, tell: Calla
     except Absent as absent:
         outcome.missing_ranks = absent.ranks
         outcome.error = str(absent)
-    except (
-        Exception
-    ) as problem:  # torch and the drivers below it raise what they like: all of it is the answer
+    except Exception as problem:
+        # torch and the drivers below it raise what they like: all of it is the answer
         outcome.error = explain(problem)
     return outcome
 

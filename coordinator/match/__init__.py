@@ -42,6 +42,10 @@ def match(
         found += all_of_them.gpu_models(gpus_per_node)
         for single in singles:
             found += single.each_gpu(gpus_per_node)
+        found += all_of_them.choices()
+        found += all_of_them.fabric()
+        for single in singles:
+            found += single.choices()
     found += all_of_them.platforms()
     for single in singles:
         found += single.own(gpus=gpus)

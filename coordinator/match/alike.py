@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Facts, Finding, GpuFacts, Severity
 from coordinator.match.each import GIB
+from coordinator.match.fabric import LOCKED_BYTES, infiniband
 
 # Code of the finding, and the distribution whose versions are compared.
 _PACKAGES = (
@@ -22,6 +23,16 @@ _PACKAGES = (
     ("ENV009", "datasets"),
 )
 _NEVER_BLOCKS = frozenset({"ENV009"})
+# Settings that may well be another on each replica.
+_OF_ONE_REPLICA = (
+    "_SOCKET_IFNAME",
+    "_IB_HCA",
+    "_HOSTID",
+    "_DEBUG",
+    "_DEBUG_SUBSYS",
+    "_DEBUG_FILE",
+    "_TOPO_FILE",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,36 @@ class Comparison:
 
     def platforms(self) -> Iterable[Finding]:
         yield from self._differ("ENV019", "the kernel", lambda fact: fact.kernel)
+
+    def choices(self) -> Iterable[Finding]:
+        """What the containers tell NCCL and gloo has to be the same, but for what names parts of one replica."""
+        names = sorted({name for fact in self.facts.values() for name in fact.chosen})
+        for name in names:
+            if name.endswith(_OF_ONE_REPLICA):
+                continue
+            values = {replica: fact.chosen.get(name, "not set") for replica, fact in self.facts.items()}
+            if len(set(values.values())) > 1:
+                yield self._difference("ENV032", name, values)
+
+    def fabric(self) -> Iterable[Finding]:
+        """InfiniBand that some have, and that is not used because not all do."""
+        having = [replica for replica, fact in self.facts.items() if fact.infiniband]
+        if not having or len(self.facts) < 2 or infiniband(self.facts):
+            return
+        listed = {
+            replica: ", ".join(port.name for port in fact.infiniband) or "none"
+            for replica, fact in self.facts.items()
+        }
+        why = "not every replica has one of the same subnet"
+        if len(having) == len(self.facts) and any(
+            0 <= fact.limits.get("memlock", -1) < LOCKED_BYTES for fact in self.facts.values()
+        ):
+            why = "locked memory is limited"
+        yield finding(
+            "ENV033",
+            f"InfiniBand ports are up on {self._some(having)}, but NCCL will use TCP: {why}",
+            evidence={"values": {**listed}},
+        )
 
     def gpu_counts(self, wanted: int | None) -> Iterable[Finding]:
         counts = {replica: len(fact.gpus) for replica, fact in self.facts.items()}

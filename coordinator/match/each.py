@@ -166,6 +166,17 @@ class Single:
                 evidence={"memlock": locked},
             )
 
+    def choices(self) -> Iterable[Finding]:
+        """What the container tells NCCL and gloo itself."""
+        if self.facts.chosen:
+            listed = ", ".join(f"{key}={value}" for key, value in sorted(self.facts.chosen.items()))
+            yield finding(
+                "ENV031",
+                f"{self.name} sets {listed} itself; the training gets it as it is",
+                replica=self.replica,
+                evidence={"chosen": dict(self.facts.chosen)},
+            )
+
     def _environment(self) -> Iterable[Finding]:
         if self.facts.leftovers:
             listed = ", ".join(f"{key}={value}" for key, value in sorted(self.facts.leftovers.items()))

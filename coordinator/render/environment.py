@@ -36,9 +36,12 @@ UNSET: tuple[str, ...] = (
     "MPI_LOCALRANKID",
 )
 
-# Nobody looks for RDMA devices: rented containers reach each other over TCP.
-_NO_RDMA = (
-    "assumed: no RDMA device reaches the peers; where one does, set NCCL_IB_DISABLE=0 in the containers"
+_NO_INFINIBAND = (
+    "no InfiniBand port that is up, may be opened and shares a subnet with every peer; NCCL_IB_DISABLE=0 in the containers "
+    "has NCCL look by itself"
+)
+_INFINIBAND = (
+    "these ports are up on every replica and share a subnet; NCCL_IB_DISABLE=1 in the containers keeps to TCP"
 )
 _REMOVED = "removed"
 _LEFT_OVER = "a leftover of another launcher would decide ranks or rendezvous"
@@ -107,8 +110,10 @@ def _gpu(topology: Topology, site: Site, attempt_folder: str) -> list[tuple[str,
         ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", flight, "a word to it, `.pipe` appended, has it written at once"),
     ]
     if topology.nodes > 1:
-        if not site.infiniband:
-            wanted.append(("NCCL_IB_DISABLE", "1", _NO_RDMA))
+        if site.infiniband and site.chosen.get("NCCL_IB_DISABLE", "0") == "0":
+            wanted.append(("NCCL_IB_HCA", f"={','.join(site.infiniband)}", _INFINIBAND))
+        elif not site.infiniband:
+            wanted.append(("NCCL_IB_DISABLE", "1", _NO_INFINIBAND))
         if site.host_id is not None:
             wanted.append(
                 ("NCCL_HOSTID", site.host_id, "containers on one kernel look like one host to NCCL")

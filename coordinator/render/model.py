@@ -60,7 +60,7 @@ class Site:
         interface: the one that routes to the peers; None leaves the choice to NCCL and gloo.
         gpu_names: as the driver names them.
         host_id: what tells this replica from others on the same kernel (its replica id).
-        infiniband: it has RDMA devices that reach its peers.
+        infiniband: its ports that the peers share a subnet with, as NCCL_IB_HCA names them.
         chosen: variables of rankcall's choice that the container sets itself; they are left as they are.
     """
 
@@ -69,7 +69,7 @@ class Site:
     family: Literal["ipv4", "ipv6"] = "ipv4"
     gpu_names: tuple[str, ...] = ()
     host_id: str | None = None
-    infiniband: bool = False
+    infiniband: tuple[str, ...] = ()
     chosen: Mapping[str, str] = field(default_factory=dict)
 
 

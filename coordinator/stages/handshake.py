@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from coordinator.attempt import AttemptState, Job, Observed, Seat
 from coordinator.core.protocol import Address, Stage, TaskReport, TcpResult
 from coordinator.match import Surroundings, match
+from coordinator.match.fabric import infiniband
 from coordinator.preflight.address import judge as judge_addresses
 from coordinator.preflight.address import judge_offers, settle, used
 from coordinator.preflight.verdict import judge_tcp, name_of
@@ -52,8 +53,11 @@ def judge_match(job: Job, attempt: AttemptState, members: Sequence[Observed]) ->
             },
         ),
     )
+    ports = infiniband(facts) if attempt.gpus_per_node else {}
     seats = tuple(
-        seat.model_copy(update={"clock_offset_s": m.clock_offset_s})
+        seat.model_copy(
+            update={"clock_offset_s": m.clock_offset_s, "infiniband": ports.get(m.replica_id, ())}
+        )
         for seat, m in zip(attempt.seats, members, strict=True)
     )
     if blocking(findings, job.allow):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.views import BundleFile, Submission, SubmittedFile
+from coordinator.core.protocol import BundleFile
+from coordinator.core.views import Submission, SubmittedFile
 from coordinator.core.yaml import load
 from coordinator.render import Rendered, RenderError, Site, Topology, render
 from coordinator.render.axolotl import CPU_PLUGIN, PROGRESS_PLUGIN
@@ -208,6 +210,15 @@ def test_every_value_of_accelerate_and_every_variable_has_its_reason(topology: T
             assert ("accelerate.yaml", name) in reasons
     for name in (*rendered.environment, *rendered.unset):
         assert ("environment", name) in reasons
+
+
+def test_infiniband_that_all_share_is_used_by_the_ports_that_reach_the_peers() -> None:
+    ports = ("mlx5_0:1", "mlx5_4:1")
+    environment = render(submission(), TWO_GPUS, replace(ETH0, infiniband=ports)).environment
+    assert environment["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_4:1"
+    assert "NCCL_IB_DISABLE" not in environment
+    refused = replace(ETH0, infiniband=ports, chosen={"NCCL_IB_DISABLE": "1"})
+    assert "NCCL_IB_HCA" not in render(submission(), TWO_GPUS, refused).environment
 
 
 def test_what_the_container_chose_itself_is_left_to_it() -> None:

@@ -210,4 +210,30 @@ ENTRIES: tuple[Entry, ...] = (
         "are not those of the others.",
         "Where it matters, let the host run chrony or systemd-timesyncd; a container cannot set its clock.",
     ),
+    _entry(
+        "ENV031",
+        "The container has settings for NCCL or gloo",
+        "note",
+        "The environment of the container sets NCCL_* or GLOO_* variables.",
+        "rankcall derives these from the replica, but what the container says wins, in the handshake and in training: an "
+        "interface named here is used though the peers may be reached by another.",
+        "Unset what was meant for another machine; keep what you mean.",
+    ),
+    _entry(
+        "ENV032",
+        "Settings for NCCL differ",
+        "warning",
+        "A NCCL_* or GLOO_* variable has another value in one container than in another.",
+        "Ranks that choose another transport or algorithm than their peers do not find each other, or hang in a collective.",
+        "Give all replicas the same environment.",
+    ),
+    _entry(
+        "ENV033",
+        "InfiniBand is left unused",
+        "note",
+        "Some replicas have InfiniBand ports that are up, but they do not share a subnet with all, or cannot lock memory.",
+        "NCCL uses TCP between all replicas then, which is slower.",
+        "Rent replicas of one InfiniBand fabric with `ulimit -l unlimited`, or set NCCL_IB_DISABLE=0 in the containers "
+        "to have NCCL look by itself.",
+    ),
 )

@@ -35,6 +35,13 @@ class GpuFacts(Message):
     holders: tuple[GpuHolder, ...] = ()
 
 
+class InfinibandPort(Message):
+    """An active port that the container may open: `name` as in NCCL_IB_HCA (mlx5_0:1), `subnet` the same for all it reaches."""
+
+    name: str
+    subnet: str
+
+
 class DiskFacts(Message):
     """Free space under a path that matters. `purpose`: state, hf_home, hub_cache, datasets_cache, shm."""
 
@@ -51,7 +58,8 @@ class Facts(Message):
     `packages` maps a distribution's name to its version (torch, accelerate, deepspeed, axolotl,
     transformers, peft, datasets, rankcall). `leftovers` are rank variables found in the container's
     environment (WORLD_SIZE, RANK, MASTER_ADDR …), which the launcher scrubs; `proxies` are its HTTP proxy
-    variables. `torch_asked`: torch was tried, so that `torch_ready` False means it cannot be used. `limits` are
+    variables; `chosen` what the container itself tells NCCL and gloo (NCCL_*, GLOO_*), which is left as it is.
+    `torch_asked`: torch was tried, so that `torch_ready` False means it cannot be used. `limits` are
     soft limits by name (nofile, memlock); -1 is unlimited.
     """
 
@@ -70,6 +78,8 @@ class Facts(Message):
     cache_environment: dict[str, str] = {}
     leftovers: dict[str, str] = {}
     proxies: dict[str, str] = {}
+    chosen: dict[str, str] = {}
+    infiniband: tuple[InfinibandPort, ...] = ()
     limits: dict[str, int] = {}
     clock_at: float | None = None
     torch_ready: bool = False
