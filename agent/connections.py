@@ -46,20 +46,23 @@ class Connection:
     bytes_in: int | None = None
 
 
-def connections() -> tuple[Connection, ...]:
-    """All of this network namespace that a process holds, but listeners and those in TIME_WAIT."""
+def connections(protocol: int = _NETLINK_SOCK_DIAG) -> tuple[Connection, ...]:
+    """All of this network namespace that a process holds, but listeners and those in TIME_WAIT.
+
+    `protocol`: of netlink; where the kernel does not speak it, the table is read.
+    """
     with contextlib.suppress(OSError, struct.error):
-        return tuple(one for family in (socket.AF_INET, socket.AF_INET6) for one in _asked(family))
+        return tuple(one for family in (socket.AF_INET, socket.AF_INET6) for one in _asked(family, protocol))
     return tuple(_from_table())
 
 
-def _asked(family: int) -> Iterator[Connection]:
+def _asked(family: int, protocol: int) -> Iterator[Connection]:
     kind = getattr(socket, "AF_NETLINK", None)
     if kind is None:
         raise OSError("no netlink")
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, _WITH_INFO, 0, _WANTED_STATES)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0)
-    with socket.socket(kind, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
+    with socket.socket(kind, socket.SOCK_RAW, protocol) as netlink:
         netlink.settimeout(_PATIENCE_S)
         netlink.sendto(header + request, (0, 0))
         while True:

@@ -27,11 +27,11 @@ _RAS = ("localhost", 28028)  # NCCL_RAS_ADDR's default; from NCCL 2.24 on
 _RAS_BYTES = 256 << 10
 
 
-def kernel_messages() -> Iterator[str]:
+def kernel_messages(device: Path = _KERNEL) -> Iterator[str]:
     """The last telling ones, with seconds since the machine started."""
     found: list[str] = []
     try:
-        handle = os.open(_KERNEL, os.O_RDONLY | os.O_NONBLOCK)
+        handle = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         yield f"(the kernel's messages cannot be read here: {error.strerror})"
         return
@@ -72,10 +72,10 @@ def gpu_processes(environment: Mapping[str, str]) -> Iterator[str]:
         yield "(no GPU is visible here)"
 
 
-def nccl_health(timeout_s: float) -> Iterator[str]:
+def nccl_health(timeout_s: float, address: tuple[str, int] = _RAS) -> Iterator[str]:
     """What NCCL's RAS service says of all ranks, where this NCCL has one."""
     try:
-        with socket.create_connection(_RAS, timeout=min(1.0, timeout_s)) as connection:
+        with socket.create_connection(address, timeout=min(1.0, timeout_s)) as connection:
             connection.settimeout(timeout_s)
             connection.sendall(b"verbose status\n")
             answer = b""

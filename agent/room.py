@@ -8,7 +8,9 @@ coordinator lacks. Called by the agent's housekeeping, in a thread.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -17,17 +19,33 @@ from coordinator.core.paths import AttemptFolder, Layout
 
 log = structlog.get_logger("agent")
 
-# Short is a disk with less than this; a checkpoint of a small adapter still fits. The smaller of the two counts.
-SHORT_BYTES = 2 << 30
-SHORT_SHARE = 0.05
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A disk with less free than the smaller of the two is short; a checkpoint of a small adapter still fits."""
+
+    free_bytes: int = 2 << 30
+    free_share: float = 0.05
+
+    def is_met(self, total_bytes: int, free_bytes: int) -> bool:
+        return free_bytes < min(self.free_bytes, int(total_bytes * self.free_share))
 
 
-def is_short(layout: Layout) -> bool:
-    disk = shutil.disk_usage(layout.root)
-    return disk.free < min(SHORT_BYTES, int(disk.total * SHORT_SHARE))
+SHORT = Short()
 
 
-def make_room(layout: Layout, kept: Collection[str]) -> tuple[str, ...]:
+def measured(path: Path) -> tuple[int, int]:
+    """Size and free room of the disk under this path, in bytes."""
+    disk = shutil.disk_usage(path)
+    return disk.total, disk.free
+
+
+def make_room(
+    layout: Layout,
+    kept: Collection[str],
+    short: Short = SHORT,
+    measure: Callable[[Path], tuple[int, int]] = measured,
+) -> tuple[str, ...]:
     """Remove what may go until the disk is not short any more; the attempts that went.
 
     Args:
@@ -35,7 +53,7 @@ def make_room(layout: Layout, kept: Collection[str]) -> tuple[str, ...]:
     """
     gone: list[str] = []
     for attempt_id, folder in _oldest_first(layout, kept):
-        if not is_short(layout):
+        if not short.is_met(*measure(layout.root)):
             break
         shutil.rmtree(folder.root, ignore_errors=True)
         gone.append(attempt_id)

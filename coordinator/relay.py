@@ -26,12 +26,21 @@ log = structlog.get_logger(__name__)
 
 # Chunks come from the server's reader, at most 64 KiB each; four keep both sides busy.
 MOST_CHUNKS = 4
-# A replica sees the request within its held read and opens the file: well below a second when healthy.
-FIRST_BYTE_S = 20.0
-# Silence in mid-transfer after which the upload is asked for again.
-STALL_S = 60.0
 # Uploads in a row that brought no byte before the download gives up.
 MOST_EMPTY_UPLOADS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RelayTimes:
+    """Judgements, in seconds.
+
+    Attributes:
+        first_byte_s: a replica sees the request within its held read and opens the file: well below a second when healthy.
+        stall_s: silence in mid-transfer after which the upload is asked for again.
+    """
+
+    first_byte_s: float = 20.0
+    stall_s: float = 60.0
 
 
 class Uploads(Protocol):
@@ -83,7 +92,8 @@ class _Upload:
 class Relay:
     """The uploads that somebody waits for. One per coordinator process."""
 
-    def __init__(self, replicas: Uploads) -> None:
+    def __init__(self, replicas: Uploads, times: RelayTimes | None = None) -> None:
+        self.times = times or RelayTimes()
         self._replicas = replicas
         self._uploads: dict[str, _Upload] = {}
 
@@ -175,7 +185,7 @@ class Relay:
                 raise problem(
                     504,
                     "SYS114",
-                    f"Replica {source.replica_id} did not send {source.path} within {FIRST_BYTE_S:.0f} s.",
+                    f"Replica {source.replica_id} did not send {source.path} within {self.times.first_byte_s:.0f} s.",
                 )
         if whole is not None and whole.hexdigest() != source.sha256:
             # The last piece is withheld: the client sees a broken download, never a wrong file.
@@ -197,7 +207,7 @@ class Relay:
         return upload
 
     async def _chunks_of(self, upload: _Upload) -> AsyncIterator[bytes]:
-        limit_s = FIRST_BYTE_S
+        limit_s = self.times.first_byte_s
         while True:
             async with asyncio.timeout(limit_s):
                 chunk = await upload.chunks.get()
@@ -205,7 +215,7 @@ class Relay:
                 raise chunk
             if chunk == _END:
                 return
-            limit_s = STALL_S
+            limit_s = self.times.stall_s
             yield chunk
 
 

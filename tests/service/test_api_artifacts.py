@@ -163,9 +163,9 @@ def test_a_file_on_a_replica_that_is_not_here_is_said_at_once(client: httpx.Clie
 
 
 def test_a_replica_that_does_not_send_costs_a_bounded_wait(
-    client: httpx.Client, agent: Agent, url: str, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, coordinator: Coordinator, agent: Agent, url: str
 ) -> None:
-    monkeypatch.setattr(relay, "FIRST_BYTE_S", 0.3)
+    coordinator.services.relay.times = relay.RelayTimes(first_byte_s=0.3)
     agent.send = lambda request: None  # type: ignore[method-assign,assignment,return-value]
     agent.live()
     answer = client.get(url)

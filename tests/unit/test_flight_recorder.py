@@ -88,9 +88,7 @@ def test_a_rank_that_listens_is_asked_and_its_record_waited_for(tmp_path: Path) 
     os.close(handle)
 
 
-def test_what_the_machine_does_not_say_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine_evidence, "_KERNEL", tmp_path / "nothing")
-    assert "cannot be read here" in next(machine_evidence.kernel_messages())
-    monkeypatch.setattr(machine_evidence, "_RAS", ("localhost", 1))
-    assert "does not answer" in next(machine_evidence.nccl_health(1.0))
+def test_what_the_machine_does_not_say_is_said(tmp_path: Path) -> None:
+    assert "cannot be read here" in next(machine_evidence.kernel_messages(tmp_path / "nothing"))
+    assert "does not answer" in next(machine_evidence.nccl_health(1.0, ("localhost", 1)))
     assert list(machine_evidence.gpu_processes({}))
