@@ -51,6 +51,7 @@ def warm(warm_handshake: Handshake) -> Iterator[Handshake]:
 def test_healthy_hosts_pass_tcp_and_collective(warm: Handshake) -> None:
     assert warm.judged_tcp() == ()
     results = warm.collective()
+    assert len(results) == len(warm.members)
     assert all(result.ok and result.values_ok for result in results.values()), results
     assert warm.judged_collective() == ()
 

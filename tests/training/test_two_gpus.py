@@ -47,4 +47,4 @@ def test_presets_of_axolotl_train_and_save_whole_tensors(tmp_path: Path, demo: P
         assert codes == [0, 0], "\n".join(machine.log(f"{stage}.log")[-3000:] for machine in both)
     assert_trained_together(both, 6)
     saved = tensors(both[0].work / "outputs/lora-out/adapter_model.safetensors")
-    assert all(0 not in entry["shape"] for entry in saved.values())
+    assert saved and all(0 not in entry["shape"] for entry in saved.values())

@@ -38,10 +38,18 @@ def test_only_a_checkpoint_with_the_trainers_state_and_a_mark_counts() -> None:
     assert [(one.step, one.ranks) for one in held(listing)] == [(20, (0, 1)), (10, (0,))]
 
 
-@given(st.dictionaries(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=5), max_size=5))
+FOLDERS = st.from_regex(r"checkpoint-[0-9]{1,17}", fullmatch=True) | st.text(max_size=30)
+FILES = (
+    st.just(STATE_FILE)
+    | st.from_regex(r"rankcall-saved\.[0-9]{1,10}-of-[0-9]{1,10}", fullmatch=True)
+    | st.text()
+)
+
+
+@given(st.dictionaries(FOLDERS, st.lists(FILES, max_size=6), max_size=5))
 def test_whatever_lies_there_a_listing_is_read(listing: dict[str, list[str]]) -> None:
     for one in held(listing):
-        assert step_of(one.name) == one.step and one.ranks
+        assert step_of(one.name) == one.step and one.ranks and STATE_FILE in listing[one.name]
 
 
 # --- on the disk of one replica
