@@ -11,18 +11,34 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinator.core.checkpoints import STATE_FILE, mark, step_of
+from coordinator.core.checkpoints import STATE_FILE, is_mark, mark, step_of
 
 
-def listing(output: Path) -> dict[str, tuple[str, ...]]:
-    """Names of the files of each checkpoint folder in `output`."""
+def job_of(attempt: str | None) -> str:
+    """The job whose attempt keeps its files in this folder."""
+    return Path(attempt or "").parent.name
+
+
+def listing(output: Path, job: str) -> dict[str, tuple[str, ...]]:
+    """Names of the files of each checkpoint folder in `output`, without the marks of other jobs.
+
+    An absolute output folder may hold a whole training of last week, which this one must not go on from.
+    """
     found: dict[str, tuple[str, ...]] = {}
     with contextlib.suppress(OSError):
         for folder in output.iterdir():
             if step_of(folder.name) is not None and not folder.is_symlink():
                 with contextlib.suppress(OSError):
-                    found[folder.name] = tuple(entry.name for entry in folder.iterdir())
+                    found[folder.name] = tuple(e.name for e in folder.iterdir() if _is_of(job, e))
     return found
+
+
+def _is_of(job: str, entry: Path) -> bool:
+    if not is_mark(entry.name):
+        return True
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return entry.read_text() == job
+    return False
 
 
 def on_own_disk(output: Path) -> bool:
@@ -42,10 +58,10 @@ def each_replica_saves(output: Path, environment: Mapping[str, str], *, fsdp: bo
     return world > local and not fsdp and on_own_disk(output)
 
 
-def saved(folder: Path, rank: int, world_size: int) -> None:
-    """This rank has written all of its part of the checkpoint in `folder`."""
+def saved(folder: Path, rank: int, world_size: int, job: str) -> None:
+    """This rank has written all of its part of the job's checkpoint in `folder`."""
     with contextlib.suppress(OSError):
-        folder.joinpath(mark(rank, world_size)).touch()
+        folder.joinpath(mark(rank, world_size)).write_text(job)
 
 
 def name_latest(folder: Path) -> None:

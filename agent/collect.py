@@ -2,7 +2,8 @@
 
 A safetensors file names its tensors and their shapes in a header (8 bytes of length, then JSON), so a model
 that was saved without its weights (ZeRO-3, not gathered) is seen without loading it. Only the top level of the
-output folder counts; checkpoints are not the result. Called by `tasks.py` in a thread; hashes in pieces.
+output folder counts; checkpoints are not the result, nor is what lay there before the attempt (`leftovers.py`). Called by
+`tasks.py` in a thread; hashes in pieces.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Final, Literal, TypeGuard
 
+from pydantic import JsonValue
+
+from agent.leftovers import State, is_left
 from coordinator.core.catalogue import finding
 from coordinator.core.paths import PathRefused, contained
 from coordinator.core.protocol import ArtifactFacts, CollectResult, Finding, Stage
@@ -27,6 +31,8 @@ _DTYPE_BYTES = {
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 Kind = Literal["model", "adapter", "tokenizer", "config", "other"]
+_WEIGHTS: Final[frozenset[Kind]] = frozenset({"model", "adapter"})
+_NOTHING: Final[Mapping[str, State]] = {}
 
 
 class Damaged(Exception):
@@ -105,9 +111,15 @@ def _naturals(value: object) -> TypeGuard[list[int]]:
 
 
 def collect(
-    work: Path, output_dir: str, going_on: Callable[[], bool] = lambda: True
+    work: Path,
+    output_dir: str,
+    going_on: Callable[[], bool] = lambda: True,
+    before: Mapping[str, State] = _NOTHING,
 ) -> tuple[CollectResult, tuple[Finding, ...]]:
-    """Find, hash and verify what lies in `output_dir` of the job's work folder. Blocks; gives up when not `going_on`.
+    """Find, hash and verify what was saved in `output_dir` of the job's work folder. Blocks; gives up when not `going_on`.
+
+    Args:
+        before: what lay there before the attempt; it is left aside, and that is said.
 
     An absolute `output_dir` is taken as it is: the submission's check has allowed it. Files in it are named by their
     path relative to `work` where they lie in it, else by their absolute path.
@@ -120,9 +132,13 @@ def collect(
     findings: list[Finding] = []
     tensors = 0
     empty: list[str] = []
-    for path in _files(folder):
+    files = list(_files(folder))
+    left = [path for path in files if is_left(path, before)]
+    for path in files:
         if not going_on():
             break
+        if path in left:
+            continue
         name = _relative(path, work)
         if path.name.endswith(".safetensors"):
             try:
@@ -137,7 +153,9 @@ def collect(
             findings.append(_damaged(name, error))
             continue
         artifacts.append(ArtifactFacts(path=name, size_bytes=size, sha256=digest, kind=kind_of(path.name)))
-    findings += _missing_shards(folder)
+    findings += _missing_shards(folder, {path.name for path in left})
+    if left:
+        findings.append(_left_aside(folder, left, [one.kind for one in artifacts]))
     result = CollectResult(
         folder=str(folder), artifacts=tuple(artifacts), tensors=tensors, empty_tensors=tuple(empty)
     )
@@ -170,20 +188,35 @@ def _hash(path: Path, going_on: Callable[[], bool]) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _missing_shards(folder: Path) -> list[Finding]:
-    """Files that a sharded model's index names and that are not there."""
+def _missing_shards(folder: Path, left: Set[str]) -> list[Finding]:
+    """Files that a sharded model's index names and that are not there, or are not of this attempt."""
     found: list[Finding] = []
     for index in sorted(folder.glob("*.safetensors.index.json")) if folder.is_dir() else ():
+        if index.name in left:
+            continue
         try:
             shards = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             found.append(_damaged(index.name, error))
             continue
-        missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+        missing = sorted(shard for shard in shards if shard in left or not (folder / shard).is_file())
         if missing:
             text = f"{index.name} names {len(missing)} files that are not there, first of them {missing[0]}."
             found.append(finding("RUN023", text, evidence={"missing": list(missing[:20])}))
     return found
+
+
+def _left_aside(folder: Path, left: Sequence[Path], saved: Sequence[Kind]) -> Finding:
+    """An error where the only model that is there is one from before."""
+    names = [path.name for path in left]
+    evidence: dict[str, JsonValue] = {"left_aside": [*names[:50]]}
+    models = [name for name in names if kind_of(name) in _WEIGHTS]
+    if models and not _WEIGHTS.intersection(saved):
+        text = f"This attempt saved no model in {folder}: {models[0]} was there before it began."
+        return finding("RUN005", text, stage=Stage.COLLECT, evidence=evidence)
+    text = f"{len(names)} files in {folder} were there before this attempt and are not part of its result: "
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    return finding("RUN029", f"{text}{shown}.", stage=Stage.COLLECT, evidence=evidence)
 
 
 def _damaged(name: str, error: Exception) -> Finding:

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from agent import gpus, infiniband
+from agent import gpus, infiniband, memory_limit
 from coordinator.core.clock import now_at
 from coordinator.core.protocol import DiskFacts, Facts, GpuFacts
 
@@ -201,12 +201,9 @@ def _cpus() -> int:
 
 
 def _memory_bytes() -> int:
-    """Memory of the machine, or the cgroup's limit where that is less."""
+    """Memory of the machine, or the container's limit where that is less."""
     total: int = psutil.virtual_memory().total
-    try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return total
+    return min(total, memory_limit.limit_bytes() or total)
 
 
 def _proxies(environment: Mapping[str, str]) -> dict[str, str]:

@@ -64,16 +64,18 @@ def wait(files: Iterable[Path], until_s: float, since_at: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the records say: in lines, and of each rank in a few words what its GPU waits for."""
+    """What the records say: in lines, and of each rank in a few words what its GPU waits for; `pending`: those that do."""
 
     lines: tuple[str, ...] = ()
     waits: Mapping[int, str] = field(default_factory=dict)
+    pending: frozenset[int] = frozenset()
 
 
 def told(folder: Path) -> Told:
     """What the records in the attempt's folder say; nothing where there is none."""
     lines: list[str] = []
     waits: dict[int, str] = {}
+    pending: set[int] = set()
     for path in sorted(folder.glob(f"{STEM}*")):
         rank = path.name.removeprefix(STEM)
         if not rank.isdigit() or not path.is_file():
@@ -85,25 +87,34 @@ def told(folder: Path) -> Told:
                 record = _Plain(file).load()
             lines += _lines(rank, record)
             waits[int(rank)] = _wait(record)
+            if _pending(record) is not None:
+                pending.add(int(rank))
         except Exception as error:  # whatever lies in that file: it is evidence, no reason to fail
             lines.append(f"=== rank {rank}: the record cannot be read ({type(error).__name__}: {error})")
-    return Told(tuple(lines), waits)
+    return Told(tuple(lines), waits, frozenset(pending))
 
 
 def _wait(record: Mapping[str, Any]) -> str:
     """The number tells who is behind: a rank that has begun fewer never came to the one that the others wait in."""
-    entries = [one for one in record.get("entries", ()) if isinstance(one, dict)]
-    pending = next((one for one in entries if one.get("state") != "completed"), None)
+    pending = _pending(record)
     if pending is not None:
         return (
             f"its GPU waits in {pending.get('profiling_name')}, collective {pending.get('collective_seq_id')}"
         )
-    last = max((int(one.get("collective_seq_id") or 0) for one in entries), default=0)
+    last = max((int(one.get("collective_seq_id") or 0) for one in _entries(record)), default=0)
     return f"its GPU waits in no collective, {last} are done"
 
 
+def _pending(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((one for one in _entries(record) if one.get("state") != "completed"), None)
+
+
+def _entries(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in record.get("entries", ()) if isinstance(one, dict)]
+
+
 def _lines(rank: str, record: Mapping[str, Any]) -> Iterator[str]:
-    entries = [one for one in record.get("entries", ()) if isinstance(one, dict)]
+    entries = _entries(record)
     unfinished = [one for one in entries if one.get("state") != "completed"]
     yield f"=== rank {rank}: {len(entries)} collectives recorded, {len(unfinished)} not finished"
     finished = [one for one in entries if one.get("state") == "completed"]

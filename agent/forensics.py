@@ -1,7 +1,8 @@
 """What a hung training looks like from inside: the stacks of every rank and its sockets, gathered while it still hangs.
 
-Written as streams (`evidence.stacks`, `evidence.sockets`, `evidence.collectives` from torch's flight recorder,
-`evidence.machine` with kernel messages, GPU processes and NCCL's own view), so they are kept here and mirrored like any
+Written as streams (`evidence.stacks`, `evidence.native` with the frames of compiled code among Python's, `evidence.sockets`,
+`evidence.collectives` from torch's flight recorder, `evidence.machine` with kernel messages, GPU processes and NCCL's own
+view), so they are kept here and mirrored like any
 log, with nobody watching. Gathering takes a second or two and touches nothing: py-spy reads the memory of a process from
 outside. Where it is not installed or not permitted, what /proc says of each thread is there all the same. Called by
 `tasks.py`. Blocks.
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +23,13 @@ import psutil
 
 from agent import flight_recorder, machine_evidence
 from agent.rank_meter import place_of
-from agent.stack_words import where
+from agent.stack_words import waits, where
 from coordinator.core import process
 from coordinator.core.clock import monotonic_s, now_at
 from coordinator.core.process import ProcessId
 from coordinator.core.protocol import Member
 
-STACKS, SOCKETS = "evidence.stacks", "evidence.sockets"
+STACKS, NATIVE, SOCKETS = "evidence.stacks", "evidence.native", "evidence.sockets"
 COLLECTIVES, MACHINE = "evidence.collectives", "evidence.machine"
 
 
@@ -40,6 +42,8 @@ class Limits:
         one_s: a dump takes 20 ms; one that takes longer waits for a process that cannot be read.
         processes: ranks and their data loaders; more than that say the same again.
         threads: of one process, in what /proc says.
+        native_s: reading the symbols of torch's libraries takes a second; `native_at_once` processes are read side by side.
+        frame: characters of one compiled function's name, which templates blow up.
         health_s: NCCL's health service asks all ranks, and waits for those that do not answer.
     """
 
@@ -47,6 +51,9 @@ class Limits:
     one_s: float = 3.0
     processes: int = 32
     threads: int = 64
+    native_s: float = 4.0
+    native_at_once: int = 4
+    frame: int = 160
     health_s: float = 1.5
 
 
@@ -66,13 +73,18 @@ class Suspect:
         return f"=== {who}, pid {self.pid}, state {self.state}: {self.command}"
 
 
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where each rank is, in words, as far as its stacks say so; `waiting`: those that wait in a collective for others."""
+
+    places: Mapping[int, str]
+    waiting: frozenset[int] = frozenset()
+
+
 def gather(
     roots: Sequence[ProcessId], streams: Path, members: Sequence[Member], limits: Limits = LIMITS
-) -> dict[int, str]:
+) -> Whereabouts:
     """Append what is to be seen of everything below `roots` to the evidence streams.
-
-    Returns:
-        Where each rank is, in words, as far as its stacks say so.
 
     Raises:
         OSError: they cannot be written.
@@ -86,6 +98,7 @@ def gather(
         for suspect in suspects:
             file.write("\n".join([suspect.title, *_sockets(suspect.pid, _names(members))]) + "\n\n")
     places: dict[int, str] = {}
+    waiting: set[int] = set()
     with (streams / STACKS).open("a") as file:
         for suspect in suspects:
             left_s = min(limits.one_s, until_s - monotonic_s())
@@ -95,13 +108,16 @@ def gather(
             # its data loaders are ranks' children and come after it
             if suspect.rank is not None and suspect.rank not in places and (place := where(stacks)):
                 places[suspect.rank] = f"stopped, {place}" if suspect.state in "Tt" else place
+                if waits(stacks) and suspect.state not in "Tt":
+                    waiting.add(suspect.rank)
+    _write(streams / NATIVE, _native(suspects, until_s - limits.health_s, limits))
     flight_recorder.wait(records, until_s, since_at)
     recorded = flight_recorder.told(streams.parent)
     _write(streams / COLLECTIVES, recorded.lines)
-    for rank, waits in recorded.waits.items():
-        places[rank] = f"{places[rank]}; {waits}" if rank in places else waits
+    for rank, awaited in recorded.waits.items():
+        places[rank] = f"{places[rank]}; {awaited}" if rank in places else awaited
     _write(streams / MACHINE, _machine(max(0.1, min(limits.health_s, until_s - monotonic_s()))))
-    return places
+    return Whereabouts(places, frozenset(waiting | recorded.pending))
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
@@ -147,6 +163,27 @@ def _stacks(suspect: Suspect, left_s: float, limits: Limits) -> list[str]:
             if found:
                 return found.splitlines()
     return [f"(no Python stacks: {why})", *_threads(suspect.pid, limits.threads)]
+
+
+def _native(suspects: Sequence[Suspect], until_s: float, limits: Limits) -> Iterator[str]:
+    """Where the compiled code of each rank's first process is: in a wait, in a kernel launch, in a read.
+
+    A stopped process cannot be read so. What takes too long is left out: Python's own stacks are there already.
+    """
+    first: dict[int, Suspect] = {}
+    for one in suspects:
+        if one.rank is not None and one.state not in "Tt":
+            first.setdefault(one.rank, one)
+
+    def read(one: Suspect) -> list[str]:
+        left_s = min(limits.native_s, until_s - monotonic_s())
+        found, why = _spied(one.pid, ["--native"], left_s) if left_s > 0 else ("", "no time was left")
+        lines = found.splitlines() or [f"(no native stacks: {why})"]
+        return [one.title, *(line[: limits.frame] for line in lines), ""]
+
+    with ThreadPoolExecutor(limits.native_at_once) as readers:
+        for lines in readers.map(read, first.values()):
+            yield from lines
 
 
 def _spied(pid: int, way: Sequence[str], left_s: float) -> tuple[str, str]:

@@ -98,6 +98,11 @@ class TaskFolder:
         """The task's finished report, kept so that it is repeated after a restart of the agent."""
         return self.root / "result.json"
 
+    @property
+    def kernel_kills_file(self) -> Path:
+        """How many processes of this container the kernel had killed before the task began (`memory_limit.py`)."""
+        return self.root / "kernel-kills"
+
     def shim(self) -> Shim | None:
         return _read(self.root / "shim.json", Shim)
 

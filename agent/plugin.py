@@ -194,7 +194,8 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         ):  # nothing could be resumed from it, or nothing good
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             self._complete(folder, args)
-            checkpoints.saved(folder, _rank(), _world_size())
+            job = checkpoints.job_of(os.environ.get(ATTEMPT_FOLDER))
+            checkpoints.saved(folder, _rank(), _world_size(), job)
         self.progress.enter("train", state.global_step)
 
     def _complete(self, folder: Path, args: Any) -> None:

@@ -2,9 +2,10 @@
 
 Run on each replica in the prepare stage. Leaves `$RANKCALL_ATTEMPT_DIR/prepare-result.json` with the number
 of rows and a digest of their content, equal on replicas whose data is equal: data that differs is found
-here, and not by a hang at the end of the shorter replica's epoch. It also says which checkpoints lie here.
+here, and not by a hang at the end of the shorter replica's epoch. It also says which checkpoints of the job lie here,
+and notes what else the output folder holds before anything is trained.
 
-Nothing but the standard library is imported at the top, on purpose: `datasets` starts its writers by
+Nothing heavy is imported at the top, on purpose: `datasets` starts its writers by
 `spawn`, which imports this module again in each, and with Axolotl at the top that costs ten seconds.
 """
 
@@ -18,6 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent import leftovers
+
 RESULT = "prepare-result.json"
 ROWS_PER_BATCH = 1000
 
@@ -28,6 +31,10 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     from axolotl.cli import preprocess
 
+    attempt = os.environ.get("RANKCALL_ATTEMPT_DIR")
+    output = output_of(Path(arguments[0]))
+    if attempt and output is not None:
+        leftovers.note(output, Path(attempt))
     refused = _refused_by_deepspeed(Path(arguments[0]))
     if refused:
         print("\n".join(refused), file=sys.stderr)
@@ -39,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     # Axolotl parses the command line a second time for its own flags.
     sys.argv = ["axolotl preprocess"]
     preprocess.do_cli(config=arguments[0])
-    noted["checkpoints"] = _checkpoints(Path(arguments[0]))
+    noted["checkpoints"] = checkpoints_in(output, attempt) if output is not None else []
     _leave(noted)
     return 0
 
@@ -106,14 +113,20 @@ def _refused_by_deepspeed(config: Path) -> list[str]:
     return [f"ValueError: {named}: DeepSpeed refuses {'.'.join(at) or 'it'}: {said}" for at, said in found]
 
 
-def _checkpoints(config: Path) -> list[dict[str, Any]]:
-    """What lies in the output folder, for an attempt that is to go on from there."""
-    from agent.checkpoints import listing
-    from coordinator.core.checkpoints import held
+def output_of(config: Path) -> Path | None:
+    """The output folder that the rendered configuration names."""
     from coordinator.core.yaml import load
 
     output = str(load(config.read_text(), config.name).get("output_dir") or "")
-    return [one.model_dump(mode="json") for one in held(listing(Path(output)))] if output else []
+    return Path(output) if output else None
+
+
+def checkpoints_in(output: Path, attempt: str | None) -> list[dict[str, Any]]:
+    """What of this job lies in the output folder, for an attempt that is to go on from there."""
+    from agent.checkpoints import job_of, listing
+    from coordinator.core.checkpoints import held
+
+    return [one.model_dump(mode="json") for one in held(listing(output, job_of(attempt)))]
 
 
 def _leave(noted: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from agent import launcher
+from agent import launcher, memory_limit
 from agent.around import Outcome, Surroundings, TaskFailed
 from agent.client import Backoff, NotRegistered
 from agent.files import NotPlaced, place_bundle, place_rendered
@@ -79,6 +79,8 @@ class Run:
             output=self._output(),
             tail=self._tail(),
             errors=() if ending.exit_code == 0 else await asyncio.to_thread(self._errors),
+            killed_by_kernel=_kernel_kills(folder),
+            memory_limit_bytes=memory_limit.limit_bytes(),
         )
         return self._judged(ending, result, ended_for or self.given_up())
 
@@ -106,6 +108,7 @@ class Run:
             raise TaskFailed(self.around.shut_down(self.task.stage))
         try:
             launcher.write_spec(folder, self.task, plan, around.layout, around.python)
+            folder.kernel_kills_file.write_text(str(memory_limit.kills()))
             launcher.start(folder, plan, self.folder)
         except OSError as error:
             text = f"{self.task.task_id} cannot be started: {error.strerror or error}."
@@ -211,3 +214,11 @@ class Run:
 
     def _found(self, code: str, message: str, evidence: dict[str, JsonValue] | None = None) -> Finding:
         return self.around.found(code, message, self.task, evidence)
+
+
+def _kernel_kills(folder: TaskFolder) -> int:
+    """How often the kernel has killed in this container since the task began; 0 where nobody knows."""
+    try:
+        return max(0, (memory_limit.kills() or 0) - int(folder.kernel_kills_file.read_text()))
+    except (OSError, ValueError):
+        return 0

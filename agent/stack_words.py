@@ -1,7 +1,7 @@
-"""Where a rank is, in a few words, from the dump of its stacks. Pure; called by `forensics.py` for the finding about a hang.
+"""Where a rank is, in a few words, and whether it waits for others there, from the dump of its stacks. Pure.
 
-A py-spy dump lists threads, and of each the innermost call first. What a reader wants is the main thread: in which
-collective it waits, if in any, and what of the training called it.
+Called by `forensics.py` for the finding about a hang. A py-spy dump lists threads, and of each the innermost call first.
+What a reader wants is the main thread: in which collective it waits, if in any, and what of the training called it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def where(dump: Sequence[str]) -> str:
         return said[:_WORDS]
     said = f"in {frames[collective].function}"
     return (f"{said}, called from {own.place}" if own is not None else said)[:_WORDS]
+
+
+def waits(dump: Sequence[str]) -> bool:
+    """Whether it waits in a collective for other ranks."""
+    return any(frame.function in _COLLECTIVES for frame in _main_thread(dump))
 
 
 def _main_thread(dump: Sequence[str]) -> list[Frame]:

@@ -17,7 +17,7 @@ from typing import Literal
 import structlog
 from pydantic import ValidationError
 
-from agent import collect, forensics, launcher
+from agent import collect, forensics, launcher, leftovers
 from agent.around import Outcome, Surroundings, TaskFailed
 from agent.probes import tcp
 from agent.run_task import Run
@@ -128,16 +128,21 @@ class Attempt:
     async def _gather_evidence(self, plan: AttemptPlan) -> None:
         """Stacks and sockets of what hangs here; the coordinator waits for the report before it ends the attempt."""
         state: Literal["succeeded", "failed"] = "succeeded"
-        places: dict[int, str] = {}
+        seen = forensics.Whereabouts({})
         try:
-            places = await asyncio.to_thread(
+            seen = await asyncio.to_thread(
                 forensics.gather, launcher.shims(self.folder), self.folder.streams, plan.evidence
             )
         except Exception as error:  # evidence is wanted, but the attempt has to end without it as well
             log.warning("evidence could not be gathered", attempt=self.attempt_id, why=str(error))
             state = "failed"
         mask = self._around.redactor().mask_text
-        said = RunResult(output={"where": {str(rank): mask(place) for rank, place in places.items()}})
+        said = RunResult(
+            output={
+                "where": {str(rank): mask(place) for rank, place in seen.places.items()},
+                "waiting": sorted(seen.waiting),
+            }
+        )
         report = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state=state, result=said)
         await self._keep(report)
         self._reports[EVIDENCE] = report
@@ -247,10 +252,12 @@ class Attempt:
         assert plan is not None
         given_up = threading.Event()
         work = self._around.layout.work(plan.job_id)
+        before = leftovers.noted(self.folder.root)
         try:
             result, findings = await asyncio.to_thread(
-                collect.collect, work, task.output_dir, lambda: not given_up.is_set()
+                collect.collect, work, task.output_dir, lambda: not given_up.is_set(), before
             )
         finally:
             given_up.set()
-        return Outcome(ok=not findings, result=result, findings=findings)
+        whole = all(found.severity != "error" for found in findings)
+        return Outcome(ok=whole, result=result, findings=findings)

@@ -19,6 +19,7 @@ from coordinator.core.protocol import ErrorSeen, Finding, RunResult, Stage
 from coordinator.core.trouble import ECHOES_OF_PEERS, KINDS, Kind, causality
 
 _SHOWN_CHARACTERS = 240
+_GIB = 1 << 30
 
 # What agents find themselves, without a log: who is at fault.
 _KIND_OF_CODE: dict[str, Kind] = {
@@ -41,16 +42,20 @@ class Cause:
         kind: whose fault it is; decides whether another attempt may help.
         seen: the line that says so; None where none is known.
         echo: it only lost another rank.
+        out_of_memory: the kernel killed it, because the container's memory did not suffice.
     """
 
     kind: Kind = "unknown"
     seen: ErrorSeen | None = None
     echo: bool = False
+    out_of_memory: bool = False
 
 
 def cause_of(result: RunResult) -> Cause:
     """From what the log's end says; from the exit alone where it says nothing."""
     errors = result.errors or last_words("\n".join(result.tail))
+    if result.killed_by_kernel and _ended_by_kill(result, errors):
+        return Cause("resources", out_of_memory=True)
     if not errors:
         return Cause("replica" if result.signal else "unknown")
     first = min(errors, key=lambda seen: causality(seen.name))  # the first written among equals
@@ -60,6 +65,12 @@ def cause_of(result: RunResult) -> Cause:
     if first.name in ECHOES_OF_PEERS or (lost_a_peer and kind == "network"):
         return Cause(kind, first, echo=True)
     return Cause(kind, first)
+
+
+def _ended_by_kill(result: RunResult, errors: Sequence[ErrorSeen]) -> bool:
+    """Another process of the container may be the one that was killed: the end of this one has to look like it."""
+    killed = result.signal == signal.SIGKILL or result.exit_code == 128 + signal.SIGKILL
+    return killed or any(seen.name in ("killed", "worker-killed") for seen in errors)
 
 
 def kind_of(found: Sequence[Finding]) -> Kind:
@@ -79,6 +90,14 @@ def explain(cause: Cause, result: RunResult, *, rank: int, name: str, replica: s
         "tail": list(result.tail),
     }
     seen = cause.seen
+    if cause.out_of_memory:
+        limit = f" ({result.memory_limit_bytes / _GIB:.1f} GiB)" if result.memory_limit_bytes else ""
+        said += f": the kernel killed it because the memory of the container{limit} was used up."
+        evidence |= {
+            "killed_by_kernel": result.killed_by_kernel,
+            "memory_limit_bytes": result.memory_limit_bytes,
+        }
+        return finding("RUN041", said, stage=stage, replica=replica, evidence=evidence)
     if cause.echo:
         return finding(
             "RUN001", f"{said}: another rank went away.", stage=stage, replica=replica, evidence=evidence

@@ -35,6 +35,11 @@ def mark(rank: int, world_size: int) -> str:
     return f"rankcall-saved.{rank}-of-{world_size}"
 
 
+def is_mark(name: str) -> bool:
+    """Whether a file of this name is such a mark; it holds the job's id."""
+    return _MARK.fullmatch(name) is not None
+
+
 def step_of(folder: str) -> int | None:
     """The step of a checkpoint folder by its name; None for any other folder."""
     found = _FOLDER.fullmatch(folder)

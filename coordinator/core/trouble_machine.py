@@ -22,8 +22,7 @@ MACHINE: Final[tuple[Trouble, ...]] = (
     _trouble(
         "peer-died",
         r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|Broken pipe|"
-        r"remote process exited or there was a network error|ncclRemoteError|recvValue failed|failed to recv, got 0 bytes"
-        r"remote process exited or there was a network error",
+        r"remote process exited or there was a network error|ncclRemoteError|recvValue failed|failed to recv, got 0 bytes",
         "Another rank went away first.",
         "Look for the first failure on the other ranks.",
         echo=True,

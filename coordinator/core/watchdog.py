@@ -25,7 +25,7 @@ class Judgement:
     """The state of a training.
 
     Attributes:
-        reason: one sentence; empty while it is healthy.
+        reason: what is wrong and who does what, in sentences; empty while it is healthy. `why`: the first half of the first.
         behind: the ranks the others wait for, as far as that can be told.
     """
 
@@ -34,6 +34,7 @@ class Judgement:
     behind: tuple[int, ...] = ()
     ranks: tuple[RankWatch, ...] = ()
     quiet_s: float = 0.0
+    why: str = ""
 
 
 def judge(
@@ -59,11 +60,13 @@ def judge(
     if doing == {"on-gpu"} and limit.since_work:  # steps whose words do not come show in the log at least
         counted_s = min(counted_s, _silence_s([track for track, _ in running]))
     if counted_s >= limit.seconds:
-        return Judgement("hung", _sentence(limit.why, quiet_s, behind, ranks), behind, ranks, quiet_s)
+        said = sentences(limit.why, quiet_s, behind, ranks)
+        return Judgement("hung", said, behind, ranks, quiet_s, limit.why)
     stall_s = _stall_limit_s([track for track, _ in running], thresholds)
     if quiet_s >= stall_s:
-        some = _sentence("No step, although somebody works", quiet_s, behind, ranks)
-        return Judgement("stalled", some, behind, ranks, quiet_s)
+        why = "No step, although somebody works"
+        said = sentences(why, quiet_s, behind, ranks)
+        return Judgement("stalled", said, behind, ranks, quiet_s, why)
     return Judgement("healthy", ranks=ranks, quiet_s=quiet_s)
 
 
@@ -140,7 +143,8 @@ def _place(phase: str) -> int:
     return _PHASES.index(phase) if phase in _PHASES else 0
 
 
-def _sentence(why: str, quiet_s: float, behind: Sequence[int], ranks: Sequence[RankWatch]) -> str:
+def sentences(why: str, quiet_s: float, behind: Sequence[int], ranks: Sequence[RankWatch]) -> str:
+    """Why it is judged so, what those do who are behind (all, where nobody is), and who waits."""
     said = f"{why}: no sign of progress for {quiet_s:.0f} s."
     by_rank = {seen.rank: seen for seen in ranks}
     shown = list(behind[:4]) or [seen.rank for seen in ranks if seen.doing != "ended"][:4]

@@ -3,16 +3,17 @@ it, the rest is said once. Called by `work.py`."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from coordinator.attempt import AttemptState, Observed, Watched
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import EVIDENCE, Finding, RunResult, Stage, TaskReport
-from coordinator.core.track import THRESHOLDS
-from coordinator.core.watchdog import Judgement, judge
+from coordinator.core.track import THRESHOLDS, RankWatch
+from coordinator.core.watchdog import Judgement, judge, sentences
 from coordinator.stages.proof import hung_alike
 from coordinator.stages.verdict import PENDING, Verdict
 
@@ -32,8 +33,8 @@ def judge_hang(attempt: AttemptState, members: Sequence[Observed], at: float) ->
     gathered = [report is not None and report.state != "running" for report in reports]
     if not all(gathered) and at - (attempt.hung_at or at) <= EVIDENCE_S:
         return PENDING
-    hung = _with_places(attempt.hung, _places(reports))
-    again = hung_alike(attempt)
+    hung = _told(attempt.hung, _whereabouts(reports), attempt)
+    again = hung_alike(attempt.model_copy(update={"hung": hung}))
     if again is not None:
         proven = {"proof": "reproducible", "hung": hung}
         return Verdict("failed", again.message, (hung, again), kind="configuration", updates=proven)
@@ -41,33 +42,90 @@ def judge_hang(attempt: AttemptState, members: Sequence[Observed], at: float) ->
     return Verdict("failed", hung.message, (hung,), retryable=True, kind="network", updates=updates)
 
 
-def _places(reports: Sequence[TaskReport | None]) -> dict[int, str]:
-    """Where each rank is, as its own replica's evidence says."""
-    found: dict[int, str] = {}
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where each rank is by its own replica's evidence, and which of them wait in a collective."""
+
+    places: Mapping[int, str]
+    waiting: frozenset[int] = frozenset()
+
+    @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Those who never came to the collective in which others wait; nobody where all wait, or none does."""
+        return tuple(rank for rank in self.places if rank not in self.waiting) if self.waiting else ()
+
+
+def _whereabouts(reports: Sequence[TaskReport | None]) -> Whereabouts:
+    places: dict[int, str] = {}
+    waiting: set[int] = set()
     for report in reports:
         output = report.result.output if report and isinstance(report.result, RunResult) else None
         where = output.get("where") if isinstance(output, dict) else None
-        for rank, place in where.items() if isinstance(where, dict) else ():
+        if not isinstance(output, dict) or not isinstance(where, dict):
+            continue
+        for rank, place in where.items():
             if rank.isdigit() and isinstance(place, str):
-                found[int(rank)] = place
-    return dict(sorted(found.items()))
+                places[int(rank)] = place
+        waits = output.get("waiting")
+        waiting.update(rank for rank in (waits if isinstance(waits, list) else ()) if isinstance(rank, int))
+    return Whereabouts(dict(sorted(places.items())), frozenset(waiting & places.keys()))
 
 
-def _with_places(hung: Finding, places: Mapping[int, str]) -> Finding:
-    """The finding with what the stacks say: those that are behind first, a few of the others."""
-    if not places:
+def _told(hung: Finding, seen: Whereabouts, attempt: AttemptState) -> Finding:
+    """The finding with what the stacks say: those that are behind first, a few of the others.
+
+    Whom the others wait for is told more surely by where they are than by how many steps each has reported.
+    """
+    if not seen.places:
         return hung
-    behind = hung.evidence.get("behind")
-    first = [rank for rank in places if isinstance(behind, list) and rank in behind]
-    shown = [*first, *(rank for rank in places if rank not in first)][:_PLACES_SHOWN]
-    said = "; ".join(f"rank {rank} is {places[rank]}" for rank in shown)
-    more = " …" if len(shown) < len(places) else ""
+    by_samples = [rank for rank in _list(hung, "behind") if isinstance(rank, int)]
+    behind = by_samples
+    if seen.elsewhere and not any(_doing(hung, rank) in ("stopped", "silent") for rank in by_samples):
+        behind = list(seen.elsewhere)
+    message, replica = hung.message, hung.replica
+    if behind != by_samples:
+        each = max(1, attempt.gpus_per_node)
+        replica = attempt.seats[behind[0] // each].replica_id if behind else None
+        message = sentences(str(hung.evidence.get("why")), _quiet_s(hung), behind, _ranks(hung))
+    shown = [*(rank for rank in behind if rank in seen.places)]
+    shown += [rank for rank in seen.places if rank not in shown]
+    said = "; ".join(f"rank {rank} is {seen.places[rank]}" for rank in shown[:_PLACES_SHOWN])
+    more = " …" if len(shown) > _PLACES_SHOWN else ""
+    where: dict[str, JsonValue] = {str(rank): place for rank, place in seen.places.items()}
     return hung.model_copy(
         update={
-            "message": f"{hung.message} By their stacks, {said}{more}.",
-            "evidence": {**hung.evidence, "where": {str(rank): place for rank, place in places.items()}},
+            "message": f"{message} By their stacks, {said}{more}.",
+            "replica": replica,
+            "evidence": {**hung.evidence, "behind": [*behind], "where": where},
         }
     )
+
+
+def _list(hung: Finding, name: str) -> list[JsonValue]:
+    found = hung.evidence.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _doing(hung: Finding, rank: int) -> str:
+    return next((seen.doing for seen in _ranks(hung) if seen.rank == rank), "unknown")
+
+
+def _quiet_s(hung: Finding) -> float:
+    found = hung.evidence.get("quiet_s")
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+_SEEN = TypeAdapter(RankWatch)
+
+
+def _ranks(hung: Finding) -> list[RankWatch]:
+    """What each rank did when the hang was found; nothing where an earlier version has kept it otherwise."""
+    kept = hung.evidence.get("ranks")
+    found = []
+    for rank, seen in kept.items() if isinstance(kept, dict) else ():
+        with contextlib.suppress(ValidationError):
+            found.append(_SEEN.validate_python({"rank": rank, **(seen if isinstance(seen, dict) else {})}))
+    return found
 
 
 def judge_progress(attempt: AttemptState, watched: Watched, at: float, quiet_s: float) -> Verdict:
@@ -102,5 +160,10 @@ def _finding(code: str, judgement: Judgement, attempt: AttemptState) -> Finding:
         judgement.reason,
         stage=Stage.TRAIN,
         replica=None if first is None else attempt.seats[first // each].replica_id,
-        evidence={"quiet_s": round(judgement.quiet_s, 1), "behind": list(judgement.behind), "ranks": ranks},
+        evidence={
+            "why": judgement.why or judgement.state,
+            "quiet_s": round(judgement.quiet_s, 1),
+            "behind": list(judgement.behind),
+            "ranks": ranks,
+        },
     )

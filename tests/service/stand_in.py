@@ -7,12 +7,13 @@ by `behaviour.json` in the submission's bundle:
     {"noise": {"seed": 1, "pieces": 50, "seconds": 5},
      "steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
      "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}, "hang_again": true, "save_steps": 2,
-     "not_a_number": {"1": 2}}
+     "not_a_number": {"1": 2}, "saves_in": 1}
 
 `noise`: the worker says what `noise.py` knows and nothing else, but notes in `workers` that it was there.
 `hang`: the ranks named do nothing any more after their steps, in the first attempt on this replica (`kill`: they die);
 with `hang_again` in each. `save_steps`: a checkpoint after so many, which a further attempt goes on from.
-`not_a_number`: from this step on the loss of this rank is none.
+`not_a_number`: from this step on the loss of this rank is none. `saves_in`: only the attempt of this number saves a model,
+and before it hangs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 import noise
 
-from agent import checkpoints
+from agent import checkpoints, leftovers
 from agent import prepare as prepare_again
 
 ATTEMPT = Path(os.environ.get("RANKCALL_ATTEMPT_DIR", "."))
@@ -47,7 +48,10 @@ def prepare() -> int:
         time.sleep(600)
     while told.get("prepare_until") and not Path(told["prepare_until"]).exists():
         time.sleep(0.1)
-    held = prepare_again._checkpoints(Path(ATTEMPT, "axolotl.yaml"))
+    output = prepare_again.output_of(Path(ATTEMPT, "axolotl.yaml"))
+    assert output is not None
+    leftovers.note(output, ATTEMPT)
+    held = prepare_again.checkpoints_in(output, str(ATTEMPT))
     Path(ATTEMPT, "prepare-result.json").write_text(
         json.dumps({"rows": 8, "digest": "d1", "checkpoints": held})
     )
@@ -91,12 +95,15 @@ def worker(rank: int, world: int) -> int:
     for _ in range(told.get("burst_lines", 0) // 1000):
         sys.stdout.write("".join(f"{number:06d} " + "x" * 92 + "\n" for number in range(1000)))
     sys.stdout.flush()
+    saving = told.get("saves_in")
+    if rank == 0 and ATTEMPT.name == f"attempt-{saving}":
+        save(Path("outputs"))
     hang(told.get("hang", {}).get(str(rank), ""), told.get("hang_again", False))
     while told.get("until") and not Path(told["until"]).exists():
         print("waiting", flush=True)
         time.sleep(0.1)
     record(type="end", rank=rank, step=steps)
-    if rank == 0:
+    if rank == 0 and saving is None:
         save(Path("outputs"))
     print("the end", flush=True)
     return int(told.get("exit", {}).get(str(rank), 0))
@@ -130,7 +137,7 @@ def resumed() -> int:
 def checkpoint(folder: Path, rank: int, world: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trainer_state.json").write_text("{}")
-    checkpoints.saved(folder, rank, world)
+    checkpoints.saved(folder, rank, world, checkpoints.job_of(str(ATTEMPT)))
 
 
 def hang(how: str, again: bool) -> None:

@@ -12,6 +12,7 @@ import pytest
 # Hosts are the host tests' own.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hosts"))
 
+from fleet import Fleet, fleet
 from namespaces import MakeHosts, making
 
 
@@ -27,3 +28,12 @@ def hosts() -> Iterator[MakeHosts]:
     """As in tests/hosts: `hosts(2)` makes two hosts; where the machine cannot, the test fails and says so."""
     with making() as make:
         yield make
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two replicas on hosts of their own, ready to train."""
+    with making() as make, fleet(make(2), tmp_path_factory.mktemp("pair")) as deployment:
+        deployment.up()
+        deployment.ready(*(replica.host.name for replica in deployment.replicas))
+        yield deployment

@@ -55,7 +55,10 @@ def test_a_training_goes_on_where_both_machines_had_saved_and_learns_the_same(
     assert machines.together(first, "prepare") == [0, 0], first[0].log("prepare.log")[-3000:]
     assert all(code != 0 for code in machines.together(first, "train"))
     for machine in first:  # the checkpoint before the last is still there although one was to be kept
-        steps = [(one.step, one.ranks) for one in held(checkpoints.listing(machine.work / OUTPUT))]
+        steps = [
+            (one.step, one.ranks)
+            for one in held(checkpoints.listing(machine.work / OUTPUT, machine.home.name))
+        ]
         assert steps == [(6, (machine.rank,)), (4, (machine.rank,))]
     # as if it had died while it saved
     (first[1].work / OUTPUT / "checkpoint-6" / mark(1, 2)).unlink()
@@ -77,6 +80,9 @@ def test_a_training_goes_on_where_both_machines_had_saved_and_learns_the_same(
         for step in (5, 6):  # the same weights, optimizer, learning rate and batches
             assert again[step].loss == pytest.approx(ever[step].loss, rel=1e-3)
             assert again[step].learning_rate == pytest.approx(ever[step].learning_rate)
-        assert [one.step for one in held(checkpoints.listing(machine.work / OUTPUT))] == [8, 6]
+        assert [one.step for one in held(checkpoints.listing(machine.work / OUTPUT, machine.home.name))] == [
+            8,
+            6,
+        ]
     assert (second[0].work / OUTPUT / "before-attempt-2-checkpoint-6").is_dir()
     assert (second[0].work / OUTPUT / "adapter_model.safetensors").is_file()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent import leftovers
 from agent.collect import Damaged, collect, kind_of, read_header
 
 
@@ -157,3 +158,61 @@ def test_a_header_nested_without_end_is_damaged(tmp_path: Path) -> None:
 )
 def test_kinds_follow_the_names_of_hugging_face(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+# --- what an attempt before has left in the same folder
+
+
+def test_only_what_the_attempt_has_written_is_its_result(work: Path) -> None:
+    folder, attempt = work / "outputs", work / "attempt-2"
+    attempt.mkdir()
+    safetensors(folder / "model.safetensors", {"a": [1]})
+    safetensors(folder / "model-00002-of-00002.safetensors", {"b": [1]})
+    (folder / "notes.txt").write_text("of last week")
+    leftovers.note(folder, attempt)
+    safetensors(folder / "model.safetensors", {"a": [1]})  # the same bytes, written anew
+    (folder / "notes.txt").touch()
+    (folder / "config.json").write_text("{}")
+    leftovers.note(folder, attempt)  # once more, and too late
+    result, findings = collect(work, "outputs", before=leftovers.noted(attempt))
+    names = [Path(one.path).name for one in result.artifacts]
+    assert names == ["config.json", "model.safetensors", "notes.txt"]
+    (aside,) = findings
+    assert (aside.code, aside.severity) == ("RUN029", "note")
+    assert aside.evidence["left_aside"] == ["model-00002-of-00002.safetensors"]
+
+
+def test_a_model_from_before_is_not_the_one_of_an_attempt_that_saved_none(work: Path) -> None:
+    folder, attempt = work / "outputs", work / "attempt-2"
+    attempt.mkdir()
+    safetensors(folder / "model.safetensors", {"a": [1]})
+    leftovers.note(folder, attempt)
+    (folder / "config.json").write_text("{}")
+    result, findings = collect(work, "outputs", before=leftovers.noted(attempt))
+    assert [one.kind for one in result.artifacts] == ["config"]
+    assert [(one.code, one.severity) for one in findings] == [("RUN005", "error")]
+    assert "model.safetensors was there before it began" in findings[0].message
+
+
+def test_shards_from_before_do_not_complete_an_index_that_is_new(work: Path) -> None:
+    folder, attempt = work / "outputs", work / "attempt-2"
+    attempt.mkdir()
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    for name in index["weight_map"].values():
+        safetensors(folder / name, {"a": [1]})
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    leftovers.note(folder, attempt)
+    _, findings = collect(work, "outputs", before=leftovers.noted(attempt))
+    assert [one.code for one in findings] == ["RUN005"]
+    safetensors(folder / "model-00001-of-00002.safetensors", {"a": [1]})
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    _, findings = collect(work, "outputs", before=leftovers.noted(attempt))
+    assert [one.code for one in findings] == ["RUN023", "RUN029"]
+    assert findings[0].evidence["missing"] == ["model-00002-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": [1, 2]}', '{"a": ["x", 1, 1, 1]}', "\x00"])
+def test_a_note_that_is_none_says_nothing(tmp_path: Path, content: str) -> None:
+    tmp_path.joinpath(leftovers.NOTE).write_text(content)
+    assert leftovers.noted(tmp_path) == {}
+    assert leftovers.noted(tmp_path / "nowhere") == leftovers.states(tmp_path / "nowhere") == {}

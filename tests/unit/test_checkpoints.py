@@ -11,7 +11,7 @@ from world import World, stage_of
 
 from agent import checkpoints
 from coordinator.assignment import Work, plan
-from coordinator.core.checkpoints import STATE_FILE, HeldCheckpoint, held, mark, step_of
+from coordinator.core.checkpoints import STATE_FILE, HeldCheckpoint, held, is_mark, mark, step_of
 from coordinator.core.protocol import RunResult, Stage
 from coordinator.core.views import Submission
 from coordinator.core.yaml import load
@@ -55,22 +55,30 @@ def test_whatever_lies_there_a_listing_is_read(listing: dict[str, list[str]]) ->
 # --- on the disk of one replica
 
 
-def write(output: Path, step: int, *files: str) -> Path:
+def write(output: Path, step: int, *files: str, job: str = "j-1") -> Path:
     folder = output / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     for name in files:
-        folder.joinpath(name).write_text(name)
+        folder.joinpath(name).write_text(job if is_mark(name) else name)
     return folder
 
 
 def test_what_a_rank_has_written_is_marked_and_listed(tmp_path: Path) -> None:
     folder = write(tmp_path, 30, STATE_FILE)
-    checkpoints.saved(folder, 1, 2)
-    checkpoints.saved(tmp_path / "checkpoint-99", 1, 2)
-    assert held(checkpoints.listing(tmp_path)) == (
+    job = checkpoints.job_of("/state/jobs/j-1/attempt-2")
+    checkpoints.saved(folder, 1, 2, job)
+    checkpoints.saved(tmp_path / "checkpoint-99", 1, 2, job)
+    assert held(checkpoints.listing(tmp_path, "j-1")) == (
         HeldCheckpoint(step=30, name="checkpoint-30", world_size=2, ranks=(1,)),
     )
-    assert checkpoints.listing(tmp_path / "nowhere") == {}
+    assert checkpoints.listing(tmp_path / "nowhere", "j-1") == {}
+
+
+def test_a_checkpoint_of_another_job_in_the_same_folder_is_not_gone_on_from(tmp_path: Path) -> None:
+    write(tmp_path, 500, STATE_FILE, mark(0, 1), job="j-of-last-week")
+    write(tmp_path, 20, STATE_FILE, mark(0, 1), job="j-1")
+    write(tmp_path, 30, STATE_FILE, mark(0, 1)).joinpath(mark(0, 1)).write_bytes(b"\xff")
+    assert [one.step for one in held(checkpoints.listing(tmp_path, "j-1"))] == [20]
 
 
 def test_a_training_that_goes_on_takes_later_checkpoints_out_of_the_way_and_keeps_the_newest_whole(
@@ -79,7 +87,7 @@ def test_a_training_that_goes_on_takes_later_checkpoints_out_of_the_way_and_keep
     for step in (10, 20, 30, 40):
         write(tmp_path, step, mark(0, 2), *([STATE_FILE] if step != 40 else []))
     checkpoints.begin(tmp_path, 20, 0, 2)
-    assert [one.step for one in held(checkpoints.listing(tmp_path))] == [20, 10]
+    assert [one.step for one in held(checkpoints.listing(tmp_path, "j-1"))] == [20, 10]
     checkpoints.put_aside(tmp_path, 20, "attempt-2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-20"]
 

@@ -171,3 +171,19 @@ def test_an_error_printed_a_million_times_fills_no_report() -> None:
 def test_rubbish_is_survived(text: str) -> None:
     last_words(text)
     trouble_in(text)
+
+
+def test_what_the_kernel_killed_for_want_of_memory_is_told_from_what_somebody_killed() -> None:
+    by_kernel = {"killed_by_kernel": 1, "memory_limit_bytes": 3 << 30}
+    report = ended(*KILLED)
+    assert isinstance(report.result, RunResult)
+    short = report.model_copy(update={"result": report.result.model_copy(update=by_kernel)})
+    verdict = judged(member(0, ended(*LOST_IT, at=NOW - 2)), member(1, short))
+    assert named(verdict) == [("RUN041", "r-1", "error"), ("RUN001", "r-0", "note")]
+    assert verdict.kind == "resources" and "(3.0 GiB) was used up" in verdict.summary
+    assert named(judged(member(0, RUNNING), member(1, report)))[0][0] == "RUN001"
+    # another process of the container was killed, and this one failed by itself
+    raised = RunResult(exit_code=1, tail=("ValueError: no", "exitcode  : 1"), **by_kernel)
+    assert not cause_of(raised).out_of_memory
+    assert cause_of(RunResult(signal=9, killed_by_kernel=1)).out_of_memory
+    assert not cause_of(RunResult(signal=9)).out_of_memory

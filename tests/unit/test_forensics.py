@@ -54,13 +54,17 @@ def test_stacks_and_sockets_of_every_rank_are_kept_also_of_a_stopped_one(tmp_pat
             time.sleep(0.01)
         shim = process.ProcessId(0, 0)  # nothing runs there
         begin_s = time.monotonic()
-        gather([shim, root], tmp_path, MEMBERS)
+        seen = gather([shim, root], tmp_path, MEMBERS)
+        assert seen.places.keys() <= {4, 5} and not seen.waiting
         assert time.monotonic() - begin_s < 10
     stacks = (tmp_path / "evidence.stacks").read_text()
     sockets = (tmp_path / "evidence.sockets").read_text()
     assert stacks.index("=== rank 4, pid") < stacks.index("=== rank 5, pid")
     assert "=== rank 5" in stacks
     assert "state T" in stacks
+    native = (tmp_path / "evidence.native").read_text()
+    assert "=== rank 4" in native and "=== rank 5" not in native, "a stopped one cannot be read so"
+    assert "waits_for_ever (" in native or "(no native stacks:" in native
     assert stacks.count("waits_for_ever (") == 2 or "(no Python stacks:" in stacks
     assert sockets.count("rank 7 (the-other)") >= 2
     assert "ESTABLISHED" in sockets

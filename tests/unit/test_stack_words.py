@@ -1,13 +1,18 @@
-"""From a dump of stacks to a few words: the collective that is waited in, and what of the training called it."""
+"""From a dump of stacks to a few words: the collective that is waited in, what called it, and who never came to it."""
 
 from __future__ import annotations
 
-from pydantic import JsonValue
+from dataclasses import replace
 
-from agent.stack_words import where
+import pytest
+from pydantic import JsonValue
+from test_first_failure import attempt, member
+
+from agent.stack_words import waits, where
+from coordinator.attempt import AttemptState, Observed
 from coordinator.core.catalogue import finding
-from coordinator.core.protocol import EVIDENCE, RunResult, Stage, TaskReport
-from coordinator.stages.progress import _places, _with_places
+from coordinator.core.protocol import EVIDENCE, Finding, RunResult, Stage, TaskReport
+from coordinator.stages.progress import judge_hang
 
 BARRIER = """\
 Process 4242: python -u -m axolotl.cli.train
@@ -51,22 +56,80 @@ def test_without_python_stacks_nothing_is_said() -> None:
     assert where([]) == ""
 
 
-def test_the_finding_names_the_places_of_those_behind_first() -> None:
-    def gathered(output: JsonValue) -> TaskReport:
-        result = RunResult(output=output)
-        return TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state="succeeded", result=result)
+def test_only_who_is_in_a_collective_waits_for_others() -> None:
+    assert waits(BARRIER.splitlines()) and not waits(READS.splitlines()) and not waits([])
 
-    reports = [
+
+def gathered(output: JsonValue) -> Observed:
+    result = RunResult(output=output)
+    report = TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state="succeeded", result=result)
+    return replace(member(0, None), tasks={EVIDENCE: report})
+
+
+def hanging(*members: Observed, hung: Finding) -> Finding:
+    """What is said of the hang once its evidence is there."""
+    state: AttemptState = attempt(members).model_copy(update={"hung": hung, "hung_at": 1.0})
+    verdict = judge_hang(state, members, 1000.0)
+    assert verdict.state == "failed" and verdict.updates["hung"] == verdict.findings[0]
+    return verdict.findings[0]
+
+
+def seen(step: int, doing: str = "idle") -> JsonValue:
+    return {"doing": doing, "says": "does nothing", "phase": "train", "step": step, "quiet_s": 41.0}
+
+
+def hang(behind: list[JsonValue], ranks: dict[str, JsonValue]) -> Finding:
+    evidence: dict[str, JsonValue] = {
+        "why": "Nobody works",
+        "quiet_s": 41.0,
+        "behind": behind,
+        "ranks": ranks,
+    }
+    return finding("RUN030", "Nobody works.", evidence=evidence)
+
+
+def test_the_finding_names_the_places_of_those_behind_first() -> None:
+    told = hanging(
         gathered({"where": {"0": "in barrier"}}),
         gathered({"where": {"1": "in read (ssl.py:1)"}}),
-        TaskReport(task_id=EVIDENCE, stage=Stage.TRAIN, state="failed"),
+        replace(member(2, None), tasks={}),
         gathered(["nonsense"]),
-        None,
-    ]
-    hung = finding("RUN030", "Nobody works.", evidence={"behind": [1]})
-    told = _with_places(hung, _places(reports))
+        gathered({"where": ["nonsense"], "waiting": "nonsense"}),
+        hung=hang([1], {}),
+    )
     assert (
         told.message == "Nobody works. By their stacks, rank 1 is in read (ssl.py:1); rank 0 is in barrier."
     )
     assert told.evidence["where"] == {"0": "in barrier", "1": "in read (ssl.py:1)"}
-    assert _with_places(hung, {}) == hung
+    untold = hang([], {})
+    assert hanging(gathered({}), gathered({}), hung=untold) == untold
+
+
+@pytest.mark.parametrize("by_samples", [[], [1]])
+def test_who_never_came_to_the_collective_is_the_one_the_others_wait_for(by_samples: list[JsonValue]) -> None:
+    """Also where the words of the one that waits are a step older by chance."""
+    told = hanging(
+        gathered({"where": {"0": "in read (ssl.py:1)"}, "waiting": []}),
+        gathered({"where": {"1": "in barrier"}, "waiting": [1]}),
+        hung=hang(by_samples, {"0": seen(7), "1": seen(6), "2": "nonsense", "x": seen(1)}),
+    )
+    assert told.evidence["behind"] == [0] and told.replica == "r-0"
+    assert told.message == (
+        "Nobody works: no sign of progress for 41 s. Rank 0 (in train at step 7): does nothing. Rank 1 waits. "
+        "By their stacks, rank 0 is in read (ssl.py:1); rank 1 is in barrier."
+    )
+
+
+def test_where_all_wait_or_one_is_stopped_the_stacks_change_nobody() -> None:
+    told = hanging(
+        gathered({"where": {"0": "in all_reduce"}, "waiting": [0]}),
+        gathered({"where": {"1": "in all_reduce"}, "waiting": [1]}),
+        hung=hang([1], {"0": seen(7), "1": seen(6)}),
+    )
+    assert told.evidence["behind"] == [1]
+    told = hanging(
+        gathered({"where": {"0": "in sleep"}, "waiting": []}),
+        gathered({"where": {"1": "in all_reduce"}, "waiting": [1]}),
+        hung=hang([1], {"0": seen(7), "1": seen(6, "stopped")}),
+    )
+    assert told.evidence["behind"] == [1]

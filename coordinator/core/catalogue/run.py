@@ -48,7 +48,7 @@ ENTRIES: tuple[Entry, ...] = (
         code="RUN005",
         title="No model was found",
         severity="error",
-        what="Training ended well, but the output folder of rank 0 holds no model or adapter.",
+        what="Training ended well, but the output folder of rank 0 holds no model or adapter that this attempt has saved.",
         why="There is nothing to hand over.",
         fix="Look at `output_dir` in the config and at the end of rank 0's log for what was saved where.",
         stage=Stage.COLLECT,
@@ -148,6 +148,16 @@ ENTRIES: tuple[Entry, ...] = (
         "The log says where, and how much.",
         why="The process goes on: a training that dies because its log cannot be written loses more than the log.",
         fix="Free space there, or set RANKCALL_STATE_DIR to a larger disk; save fewer checkpoints (`save_total_limit`).",
+    ),
+    Entry(
+        code="RUN029",
+        title="Files from before were left aside",
+        severity="note",
+        what="The output folder holds files that lay there before this attempt began and that it has not written anew.",
+        why="They are of an earlier attempt, or of another training: handed out as part of this result, they would be taken "
+        "for what was trained now.",
+        fix="Nothing; remove them, or give each job an output_dir of its own.",
+        stage=Stage.COLLECT,
     ),
     Entry(
         code="RUN030",

@@ -82,7 +82,11 @@ class ErrorSeen(Message):
 
 
 class RunResult(Message):
-    """How a process ended. `tail`: the last lines of its log; `errors`: what of its end is known to tell of a failure."""
+    """How a process ended. `tail`: the last lines of its log; `errors`: what of its end is known to tell of a failure.
+
+    `killed_by_kernel`: processes of the container that the kernel killed meanwhile for want of memory, of which it may
+    have `memory_limit_bytes`.
+    """
 
     kind: Literal["run"] = "run"
     exit_code: int | None = None
@@ -92,6 +96,8 @@ class RunResult(Message):
     output: JsonValue = None
     tail: tuple[str, ...] = ()
     errors: tuple[ErrorSeen, ...] = ()
+    killed_by_kernel: int = 0
+    memory_limit_bytes: int | None = None
 
 
 class ArtifactFacts(Message):
