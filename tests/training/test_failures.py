@@ -17,13 +17,12 @@ from pathlib import Path
 
 import pytest
 import twohosts
-from fleet import Fleet, environment_of
+from fleet import Fleet
 from namespaces import Host
 from twohosts import PATIENCE_S, SHORT, ended, found, training
 
 pytestmark = [pytest.mark.training, pytest.mark.hosts, pytest.mark.timeout(1800)]
 
-AGENT = (sys.executable, "-m", "agent")
 COORDINATOR = (sys.executable, "-m", "coordinator")
 
 
@@ -99,25 +98,6 @@ def test_a_rank_that_is_killed_is_the_first_failure_and_the_others_are_ended(pai
     first = next(one for one in job.findings if one.severity == "error")
     assert first.replica == job.previous[0].members[1].replica_id and "rank 1" in first.message
     assert "checkpoint-6" in found(job, "RUN038").message
-
-
-@pytest.mark.long
-def test_a_rank_and_its_agent_that_are_killed_at_once_are_named_and_replaced_by_themselves(
-    pair: Fleet, demo: Path
-) -> None:
-    second = pair.replicas[1]
-    job_id = submit(pair, demo, "nothing", attempts=2, overrides=("max_steps=120", "save_steps=10"))
-    pair.until(job_id, lambda job: training(job, 25), PATIENCE_S)
-    rank = next(pid for pid in second.training() if environment_of(pid).get("RANK") == "1")
-    agent = second.pid_of(*AGENT)
-    assert agent is not None
-    os.kill(agent, signal.SIGKILL)
-    os.kill(rank, signal.SIGKILL)
-    job = ended(pair, job_id)
-    assert job.state == "succeeded", (job.verdict, job.findings, pair.said)
-    first = next(one for one in job.findings if one.severity == "error")
-    assert first.replica == job.previous[0].members[1].replica_id and "rank 1" in first.message
-    assert "goes on from checkpoint-" in found(job, "RUN038").message
 
 
 @pytest.mark.long

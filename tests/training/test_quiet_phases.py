@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from fleet import Fleet
-from twohosts import SHORT, ended, submit
+from twohosts import ALARMS, SHORT, ended, submit
 
 from coordinator.core.track import THRESHOLDS
 
 pytestmark = [pytest.mark.training, pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(1800)]
 
-ALARMS = frozenset({"RUN030", "RUN031", "RUN032", "RUN049", "RUN056", "RUN057", "RUN039"})
 WORKING_S = THRESHOLDS.window_s + 15.0
 SECONDS = {
     "tokenising": WORKING_S,

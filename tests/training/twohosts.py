@@ -13,6 +13,8 @@ from coordinator.core.protocol import BundleFile, Finding
 from coordinator.core.views import TERMINAL_STATES, Deadlines, JobView
 
 PATIENCE_S = 900.0
+# What is said of a training that does not go well; none of it may be said of one that does.
+ALARMS = frozenset({"RUN030", "RUN031", "RUN032", "RUN039", "RUN049", "RUN056", "RUN057"})
 # Eight steps, saved after every second.
 SHORT = (
     "num_epochs=1",
