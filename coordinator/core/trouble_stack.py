@@ -64,7 +64,9 @@ STACK: Final[tuple[Trouble, ...]] = (
     ),
     _trouble(
         "disk-full",
-        r"No space left on device|PytorchStreamWriter failed writing file|Disk quota exceeded",
+        # torch loses the error number: all that it says of a full disk is where its writer stands, and where it should
+        r"No space left on device|PytorchStreamWriter failed writing file|Disk quota exceeded|"
+        r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+|iostream error",
         "The disk is full.",
         "Free space under output_dir and HF_HOME; set save_total_limit.",
         code="RUN046",

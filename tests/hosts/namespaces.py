@@ -36,6 +36,12 @@ _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 _SEQUENCE = itertools.count(1)
 _KILL_S = 5.0
+# `ip netns exec` lays a new /sys over the old one, without what was mounted in that.
+_SEE_GROUPS = (
+    "{ mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory"
+    " && mount -t cgroup -o memory none /sys/fs/cgroup/memory"
+    " || { umount /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; }; }"
+)
 
 
 class CannotMakeHosts(Exception):
@@ -46,7 +52,8 @@ class CannotMakeHosts(Exception):
 class Host:
     """One namespace. `address` is its IPv4 address on `eth0` ("" without), `address6` its IPv6 one.
 
-    With `apart` each process started on it is pid 1 of a container of its own, and looks like one.
+    With `apart` each process started on it is pid 1 of a container of its own, and looks like one. With `groups` it sees
+    control groups for memory, as a container does.
     """
 
     name: str
@@ -57,6 +64,7 @@ class Host:
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     bound: dict[Path, Path] = field(default_factory=dict)
     apart: bool = False
+    groups: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -69,6 +77,8 @@ class Host:
             f"mount --bind {shlex.quote(f'{source}')} {shlex.quote(f'{at}')}"
             for at, source in self.bound.items()
         ]
+        if self.groups:
+            binds.insert(0, _SEE_GROUPS)
         script = " && ".join((*binds, f"hostname {self.name}", 'exec "$@"'))
         spaces = ["--uts", *(["--pid", "--fork", "--mount-proc"] if self.apart else [])]
         return ["ip", "netns", "exec", self.namespace, "unshare", *spaces, "sh", "-c", script, "sh", *argv]

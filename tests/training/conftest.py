@@ -34,6 +34,8 @@ def hosts() -> Iterator[MakeHosts]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two replicas on hosts of their own, ready to train."""
     with making() as make, fleet(make(2), tmp_path_factory.mktemp("pair")) as deployment:
+        for replica in deployment.replicas:
+            replica.host.groups = True
         deployment.up()
         deployment.ready(*(replica.host.name for replica in deployment.replicas))
         yield deployment
