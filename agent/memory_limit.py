@@ -2,7 +2,7 @@
 
 From the control group that this process is in, of either version. It is what tells a rank that was killed by the kernel from
 one that somebody killed: both end by SIGKILL without a word. Read by `facts.py` and, before and after each process of a job,
-by `tasks.py`. Standard library only; where there is no such group, or it may not be read, nothing is known.
+by `run_task.py`. Standard library only; where there is no such group, or it may not be read, nothing is known.
 """
 
 from __future__ import annotations
