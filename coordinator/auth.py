@@ -36,7 +36,6 @@ class Principal:
     host: str = ""
     replica_id: str | None = None
     incarnation: int | None = None
-    by_session: bool = False
     wrong_token: bool = False  # it showed one, and it is nobody's
 
     @property
@@ -163,7 +162,7 @@ class Authority:
         if session_id is not None:
             signed_in = await self._role_in_session(session_id, now_at)
             if signed_in is not None:
-                return Principal(signed_in, host, by_session=True)
+                return Principal(signed_in, host)
         return Principal(Role.ADMIN if self.open else Role.NONE, host)
 
     async def sign_in(self, token: str, host: str, now_at: float) -> tuple[Role, str]:

@@ -231,7 +231,7 @@ class Intake:
                     self._broadcast.publish(f"job:{standing[append.attempt_id].job_id}")
         if not overtaken:
             self._remember(presence, report, tasks, changed=bool(news) or report.facts is not None)
-        return ReportReply(acknowledged=sizes, desired_version=presence.version)
+        return ReportReply(acknowledged=sizes)
 
     def _append(
         self,

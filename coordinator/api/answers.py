@@ -15,7 +15,6 @@ JSON = "application/json"
 JobId = Annotated[
     str, Path(max_length=64, description="A job's id, as `POST /jobs` answered it.", examples=["3f9c01d2"])
 ]
-ReplicaId = Annotated[str, Path(max_length=64, description="A replica's id.", examples=["r-0123456789"])]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of this page.")]
 PageCursor = Annotated[
     str | None, Query(max_length=20, pattern=r"^[0-9]+$", description="`next_cursor` of the page before.")

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from starlette.types import Scope
 
 FORWARDED_HOST = "rankcall.forwarded_host"
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # A proxy on this very machine: a sidecar, a tunnel, `kubectl port-forward`.
 THIS_MACHINE = ("127.0.0.0/8", "::1/128")
 # More hops than any real chain has.

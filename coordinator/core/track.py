@@ -125,7 +125,6 @@ class Track:
     rank: int
     samples: tuple[Sample, ...] = ()
     phase: str = "start"
-    phase_s: float | None = None
     step: int | None = None
     word_s: float | None = None
     worked_s: float | None = None
@@ -149,7 +148,7 @@ class Track:
         heard = replace(self, word_s=word.at_s)
         entered = word.phase is not None and word.phase != self.phase
         if entered:
-            heard = replace(heard, phase=word.phase or "", phase_s=word.at_s, timed=None)
+            heard = replace(heard, phase=word.phase or "", timed=None)
         if word.step is None or (self.step is not None and word.step <= self.step):
             return heard
         heard = replace(heard, step=word.step)

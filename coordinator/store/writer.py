@@ -52,7 +52,6 @@ class Figures:
     groups: int = 0
     operations: int = 0
     failures: int = 0
-    reruns: int = 0
     busy_s: float = 0.0
     largest_group: int = 0
     waiting: int = 0
@@ -140,7 +139,6 @@ class Writer:
                 raise  # no operation is to blame: there is no transaction to be had
             return self._together(group)  # the idle connection had been cut; the server may well be there
         except Exception as error:  # an operation's own fault, or the database's: told apart here
-            self.figures.reruns += 1
             if self._connection is None and is_database_error(error):
                 return self._together(group)
             if len(group) == 1 and not is_database_error(error):

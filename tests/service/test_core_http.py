@@ -73,10 +73,11 @@ def test_an_answer_becomes_a_message_and_the_token_goes_along() -> None:
 
     def respond(request: BaseHTTPRequestHandler) -> None:
         seen.append(request.headers.get("authorization"))
-        saying(200, b'{"acknowledged": [], "desired_version": "v1"}')(request)
+        saying(200, b'{"acknowledged": [{"attempt_id": "a", "stream": "s", "size_bytes": 7}]}')(request)
 
     with serving(respond) as url, Client(url, token="secret") as client:
-        assert client.request("GET", "/x").parse(ReportReply).desired_version == "v1"
+        (size,) = client.request("GET", "/x").parse(ReportReply).acknowledged
+        assert (size.stream, size.size_bytes) == ("s", 7)
         assert (
             client.request("POST", "/x", message=StreamSize(attempt_id="a", stream="s", size_bytes=1)).status
             == 200

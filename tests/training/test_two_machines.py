@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import machines
 import pytest
 
-from coordinator.core.logs import LogReader, Metrics, Phase
 from coordinator.demo import data
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(1200)]
@@ -81,7 +81,6 @@ def test_a_lora_learns_with_zero_2_and_answers_what_the_base_could_not(tmp_path:
     assert any(record.tokens_per_s and record.memory_bytes and record.step_s for record in records)
 
     saved = tensors(both[0].work / "outputs/lora-out/adapter_model.safetensors")
-    assert saved
     assert saved and all(0 not in entry["shape"] for entry in saved.values())
 
     assert machines.together(both[:1], "compare") == [0], both[0].log("compare.log")[-3000:]
@@ -89,10 +88,9 @@ def test_a_lora_learns_with_zero_2_and_answers_what_the_base_could_not(tmp_path:
         assert answer["tuned"] == pair.output
         assert answer["base"] != pair.output
 
-    events = LogReader().feed((both[0].attempt / "streams/train.log").read_bytes())
-    read = [event for event in events if isinstance(event, Metrics) and "loss" in event.values]
-    assert len(read) == steps, "the log says as much as the plugin"
-    assert Phase("saved", "./outputs/lora-out") in events
+    log = both[0].log("train.log")
+    assert len(re.findall(r"\{'loss': ", log)) == steps, "the log says as much as the plugin"
+    assert "Model successfully saved to ./outputs/lora-out" in log
 
 
 @pytest.mark.long

@@ -224,7 +224,6 @@ class StreamSize(Message):
 
 
 class ReportReply(Message):
-    """Sizes committed for the streams this report named, and the version of the desired state."""
+    """Sizes committed for the streams this report named."""
 
     acknowledged: tuple[StreamSize, ...] = ()
-    desired_version: str = ""

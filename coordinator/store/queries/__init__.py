@@ -37,8 +37,6 @@ from coordinator.store.queries.lease import beat_lease, check_epoch, lease, rele
 from coordinator.store.queries.records import (
     artifact,
     artifacts_of,
-    events_after,
-    events_of,
     events_page,
     findings_after,
     findings_of,
@@ -72,8 +70,6 @@ __all__ = [
     "drop_lists",
     "drop_piece",
     "end_session",
-    "events_after",
-    "events_of",
     "events_page",
     "findings_after",
     "findings_of",

@@ -166,31 +166,12 @@ def insert_event(
     return int(made[0])
 
 
-def events_after(c: Connection, after_id: int, limit: int = 1000) -> list[rows.Event]:
-    """Events with an id beyond `after_id`, oldest first."""
-    event = table(Event).c
-    wanted = select(*columns(Event, rows.Event)).where(event.id > after_id).order_by(event.id).limit(limit)
-    return [rows.Event(*row) for row in c.execute(wanted)]
-
-
 def events_page(c: Connection, before_id: int | None = None, limit: int = 50) -> list[rows.Event]:
     """Events, newest first, older than `before_id`."""
     event = table(Event).c
     wanted = select(*columns(Event, rows.Event)).order_by(event.id.desc()).limit(limit)
     if before_id is not None:
         wanted = wanted.where(event.id < before_id)
-    return [rows.Event(*row) for row in c.execute(wanted)]
-
-
-def events_of(c: Connection, job_id: str, after_id: int = 0, limit: int = 1000) -> list[rows.Event]:
-    """Events of a job with an id beyond `after_id`, oldest first."""
-    event = table(Event).c
-    wanted = (
-        select(*columns(Event, rows.Event))
-        .where(event.job_id == job_id, event.id > after_id)
-        .order_by(event.id)
-        .limit(limit)
-    )
     return [rows.Event(*row) for row in c.execute(wanted)]
 
 

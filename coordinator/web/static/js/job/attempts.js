@@ -3,7 +3,7 @@
 import { el } from "../shared/dom.js";
 
 /** All attempts, oldest first. */
-export function allAttempts(job) {
+function allAttempts(job) {
   return [...job.previous, ...(job.attempt ? [job.attempt] : [])].sort((a, b) => a.number - b.number);
 }
 

@@ -2,7 +2,7 @@
 // (the stream is replayed after a pause), keeps each step once.
 
 /** What can be drawn: the record's key, its name, and whether a logarithmic look would make sense. */
-export const MEASURES = [
+const MEASURES = [
   { key: "loss", name: "Loss", train: "loss", evaluated: "eval_loss" },
   { key: "perplexity", name: "Perplexity", train: "perplexity" },
   { key: "learning_rate", name: "Learning rate", train: "learning_rate" },

@@ -3,7 +3,7 @@
 
 import { el, icon } from "./dom.js";
 
-export const STAGES = ["gather", "match", "tcp", "collective", "prepare", "train", "collect", "compare"];
+const STAGES = ["gather", "match", "tcp", "collective", "prepare", "train", "collect", "compare"];
 
 /** The stages of a job: a preflight ends after the collective. */
 export function stagesOf(job) {
