@@ -25,7 +25,8 @@ class Limits:
     Attributes:
         guesses, guesses_per_s: wrong tokens an address may send at once, and after that. A person mistypes
             a few times. The right token is answered all the same: many people share an address, and one of them
-            must not lock the others out. Against guessing stands the token's length.
+            must not lock the others out. Against guessing stands the token's length
+            (`settings.SHORTEST_TOKEN`).
         requests, requests_per_s: of an address without a token, or with a viewer's. A page loads forty files and holds
             one stream; a few dozen people may come through one proxy.
         addresses: that are remembered; beyond it the one not seen for longest is forgotten.

@@ -17,8 +17,9 @@ from coordinator.core.tls import checked
 from coordinator.core.whereabouts import checked_address, checked_roots, own_loopback
 from coordinator.retention import DAY_S, Keep
 
-# Shorter secrets can be guessed over the network in days; they are refused, not only warned about.
-SHORTEST_TOKEN = 8
+# The right token is always answered (limits.py), so guesses come as fast as requests: some billion in a day. Eight random
+# characters would stand that for years, eight that a person chose would not; nobody's list of passwords goes up to sixteen.
+SHORTEST_TOKEN = 16
 
 
 class SettingsError(ValueError):
@@ -114,7 +115,10 @@ class Settings(BaseSettings):
     def _safe(self) -> Self:
         for name, token in self.secrets().items():
             if token is not None and len(token.get_secret_value()) < SHORTEST_TOKEN:
-                raise ValueError(f"{name} is shorter than {SHORTEST_TOKEN} characters and could be guessed")
+                raise ValueError(
+                    f"{name} is shorter than {SHORTEST_TOKEN} characters and could be guessed; "
+                    "`openssl rand -hex 24` makes a good one"
+                )
         if self.viewer_token is not None and self.token is None:
             raise ValueError("RANKCALL_VIEWER_TOKEN is set but RANKCALL_TOKEN is not; set both or neither")
         if self.previous_token is not None and self.token is None:

@@ -114,9 +114,12 @@ def test_with_the_previous_token_replicas_go_on_but_nobody_administers(tmp_path:
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
-        ({"RANKCALL_PREVIOUS_TOKEN": "long-enough"}, "RANKCALL_TOKEN is not"),
-        ({"RANKCALL_TOKEN": "long-enough", "RANKCALL_PREVIOUS_TOKEN": "long-enough"}, "equals"),
-        ({"RANKCALL_TOKEN": "long-enough", "RANKCALL_PREVIOUS_TOKEN": "short"}, "could be guessed"),
+        ({"RANKCALL_PREVIOUS_TOKEN": "a-long-enough-token"}, "RANKCALL_TOKEN is not"),
+        (
+            {"RANKCALL_TOKEN": "a-long-enough-token", "RANKCALL_PREVIOUS_TOKEN": "a-long-enough-token"},
+            "equals",
+        ),
+        ({"RANKCALL_TOKEN": "a-long-enough-token", "RANKCALL_PREVIOUS_TOKEN": "short"}, "could be guessed"),
     ],
 )
 def test_a_rotation_that_cannot_be_is_one_sentence(
@@ -126,7 +129,7 @@ def test_a_rotation_that_cannot_be_is_one_sentence(
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=named) as refused:
         Settings.from_environment()
-    assert "long-enough" not in str(refused.value)
+    assert "a-long-enough-token" not in str(refused.value)
 
 
 def desired(coordinator: Coordinator, agent: Agent, token: str) -> int:

@@ -49,7 +49,7 @@ def test_without_a_token_it_binds_this_machine_only(monkeypatch: pytest.MonkeyPa
     environment(monkeypatch)
     settings = Settings.from_environment()
     assert settings.bind_host == "127.0.0.1" and settings.open_on_loopback
-    environment(monkeypatch, TOKEN="a-long-enough-token")
+    environment(monkeypatch, TOKEN="sixteen-letters!")
     assert Settings.from_environment().bind_host == "::"
 
 
@@ -64,9 +64,16 @@ def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> N
         ({"HOST": "0.0.0.0"}, "RANKCALL_HOST=0.0.0.0"),
         ({"HOST": "::"}, "RANKCALL_HOST=::"),
         ({"HOST": "10.0.0.7"}, "RANKCALL_TOKEN"),
-        ({"TOKEN": "sesame"}, "RANKCALL_TOKEN"),
-        ({"VIEWER_TOKEN": "viewer-token"}, "RANKCALL_VIEWER_TOKEN"),
-        ({"TOKEN": "same-token", "VIEWER_TOKEN": "same-token"}, "RANKCALL_VIEWER_TOKEN"),
+        ({"TOKEN": "fifteen-letters"}, "RANKCALL_TOKEN is shorter"),
+        (
+            {"TOKEN": "a-long-enough-token", "VIEWER_TOKEN": "fifteen-letters"},
+            "RANKCALL_VIEWER_TOKEN is shorter",
+        ),
+        ({"VIEWER_TOKEN": "a-viewer-token-long-enough"}, "RANKCALL_VIEWER_TOKEN is set"),
+        (
+            {"TOKEN": "a-long-enough-token", "VIEWER_TOKEN": "a-long-enough-token"},
+            "RANKCALL_VIEWER_TOKEN equals",
+        ),
         ({"NODES": "two"}, "RANKCALL_NODES"),
         ({"NODES": "0"}, "RANKCALL_NODES"),
         ({"PORT": "70000"}, "RANKCALL_PORT"),
