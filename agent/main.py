@@ -84,6 +84,7 @@ class Agent:
         self._facts_told: Facts | None = None
         self._echo: echo.EchoServer | None = None
         self._reading: asyncio.Future[Telemetry] | None = None
+        self._unread = Murmur()
         self._secrets_known_of = ""
 
     # --- life
@@ -343,13 +344,23 @@ class Agent:
             full = sum(len(append.data) for append in report.appends) >= REPORT_BYTES // 2
 
     async def _take_reading(self) -> Telemetry | None:
-        """A reading, unless the GPU's driver hangs; then reports go out without."""
+        """A reading, unless the GPU's driver hangs or fails; then reports go out without."""
         if self._reading is not None and not self._reading.done():
             return None
         roots, streams = self._convergence.shims(), self._convergence.streams()
-        self._reading = asyncio.ensure_future(asyncio.to_thread(self._meter.read, roots, streams))
-        done, _ = await asyncio.wait([self._reading], timeout=self._rhythm.reading_s)
-        return self._reading.result() if done else None
+        reading = asyncio.ensure_future(asyncio.to_thread(self._meter.read, roots, streams))
+        self._reading = reading  # which another loop may replace as soon as it is done
+        done, _ = await asyncio.wait([reading], timeout=self._rhythm.reading_s)
+        if not done:
+            reading.add_done_callback(_seen)
+            return None
+        if (error := reading.exception()) is not None:  # what the training needs most are reports of it
+            self._unread.say(
+                "the load of this replica cannot be read", why=f"{type(error).__name__}: {error}"
+            )
+            return None
+        self._unread.over("the load of this replica can be read again")
+        return reading.result()
 
     def _compose(self, telemetry: Telemetry | None, now_s: float) -> Report:
         self._reports += 1
@@ -364,6 +375,11 @@ class Agent:
             telemetry=telemetry,
             leaving=self._leaving,
         )
+
+
+def _seen(reading: asyncio.Future[Telemetry]) -> None:
+    """Nobody waits for it any more; its error must only not be reported as unseen."""
+    _ = reading.cancelled() or reading.exception()
 
 
 def _version() -> str:

@@ -172,6 +172,8 @@ class Attempt:
         await self.aclose()
         for task_id in late:
             report = self._reports[task_id]
+            if report.state != "running":  # it came to its end while it was being ended
+                continue
             self._reports[task_id] = report.model_copy(
                 update={"state": "failed", "findings": (self._around.shut_down(report.stage),)}
             )

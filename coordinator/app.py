@@ -188,6 +188,8 @@ async def _in_turn(parts: _Parts, store: Store, office: SharedOffice, settled: a
         finally:
             parts.state.services = None
             keeping.cancel()
+            # what it ended with was raised where it is awaited; none of its counts may follow the lease's return
+            await asyncio.gather(keeping, return_exceptions=True)
             await office.leave()
         await asyncio.sleep(PAUSE_S)
         await office.win()
@@ -226,8 +228,9 @@ async def serving(settings: Settings, store: Store, meters: Meters, rates: Rates
         roster.release_all()
         for task in (running, tidying):
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            (ended,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(ended, Exception):  # it must not keep the rest from being ended
+                log.error("a task had failed", task=task.get_name(), why=repr(ended))
         await refusals.close()
 
 

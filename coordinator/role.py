@@ -7,6 +7,7 @@ again now and then, since a name server may for a while know the address that th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from coordinator.core.clock import monotonic_s
 from coordinator.core.lease import Fenced, Lease, LeaseFolder, LeaseTimes, Sighting
+from coordinator.core.paths import write_whole
 from coordinator.core.whereabouts import (
     Hints,
     Place,
@@ -170,7 +172,8 @@ def holder_name(state: Path) -> str:
         own = ""
     if not own:
         own = secrets.token_hex(8)
-        mark.write_text(own, encoding="utf-8")
+        with contextlib.suppress(OSError):  # a full disk: after a restart the lease has to grow stale first
+            write_whole(mark, own.encode())
     return hashlib.sha256(f"{own} {_boot()} {socket.gethostname()}".encode()).hexdigest()[:16]
 
 

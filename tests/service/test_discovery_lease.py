@@ -181,3 +181,8 @@ def test_a_copied_container_has_another_name_in_leases(
     assert holder_name(tmp_path) == name
     monkeypatch.setattr("socket.gethostname", lambda: "another-container")
     assert holder_name(tmp_path) != name
+
+
+def test_a_name_that_cannot_be_kept_is_a_name_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert holder_name(tmp_path / "file" / "state") != holder_name(tmp_path / "file" / "state")
