@@ -21,6 +21,7 @@ import time
 
 import aiohttp
 import psutil
+from answering import answering
 from fastapi import FastAPI
 from pydantic import BaseModel
 
@@ -132,7 +133,7 @@ def one_round(kind: str, count: int) -> tuple[float, float]:
         server = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             base = f"http://127.0.0.1:{port}"
-            asyncio.run(_healthy(base))
+            asyncio.run(answering(f"{base}/healthz"))
             before = psutil.Process(server.pid).cpu_times()
             elapsed = asyncio.run(generate(base, count, submit=kind != "bare"))
             after = psutil.Process(server.pid).cpu_times()
@@ -144,19 +145,6 @@ def one_round(kind: str, count: int) -> tuple[float, float]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
-
-
-async def _healthy(base: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        for _ in range(200):
-            try:
-                async with session.get(f"{base}/healthz") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.1)
-    raise SystemExit("the server did not come up")
 
 
 def main() -> None:

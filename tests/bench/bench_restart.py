@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import aiohttp
+from answering import answering
 from bench_agents import PERIOD_S, TOKEN, Fleet, prepare
 
 from coordinator.store import Store, queries, rows, streams
@@ -61,23 +61,11 @@ def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
         )
 
 
-async def ready(port: int) -> None:
-    async with aiohttp.ClientSession() as session:
-        while True:
-            try:
-                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.01)
-
-
 async def measure(folder: Path, port: int, agents: int, rounds: int) -> list[tuple[float, float]]:
     server = start(folder, port)
     found = []
     try:
-        await ready(port)
+        await answering(f"http://127.0.0.1:{port}/readyz")
         fleet = Fleet(port, agents, 8)
         await fleet.connect()
         await fleet.register()
@@ -92,7 +80,7 @@ async def measure(folder: Path, port: int, agents: int, rounds: int) -> list[tup
             await asyncio.gather(*in_the_middle, return_exceptions=True)
             begun_s = time.monotonic()
             server = start(folder, port)
-            await ready(port)
+            await answering(f"http://127.0.0.1:{port}/readyz")
             back_s = time.monotonic() - begun_s
             fleet.wires = []
             await fleet.connect()
