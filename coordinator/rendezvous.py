@@ -1,4 +1,4 @@
-"""Who gets which rank: a pure function from membership to ordered seats. Called by `lifecycle.py`.
+"""Who gets which rank: a pure function from membership to ordered seats. Called by `stages/gather.py`.
 
 Ranks are stable: a replica keeps the rank it had in the job's attempt before, else the one it had last;
 else the coordinator's own replica comes first, then the platform's ordinals, then addresses in numeric

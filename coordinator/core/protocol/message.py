@@ -47,7 +47,7 @@ class Finding(Message):
     """One judgement: what was seen, where, and what to do about it.
 
     Attributes:
-        code: a stable name from `catalogue.py` (`CFG…`, `ENV…`, `NET…`, `COL…`, `RUN…`, `SYS…`).
+        code: a stable name from `core/catalogue/` (`CFG…`, `ENV…`, `NET…`, `COL…`, `RUN…`, `SYS…`).
         replica: the replica it speaks of; None for the whole job or the submission.
         file, key, line: where in a submission (`key` dotted, `line` from 1).
         message: one sentence with the values seen; `hint`: one sentence saying what to do.
