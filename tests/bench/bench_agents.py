@@ -14,34 +14,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import gc
 import json
 import os
-import queue
 import signal
 import socket
-import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
 
+import bare_reports
 import psutil
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from coordinator.attempt import AttemptState, Seat, StageRecord
 from coordinator.core.protocol import Append, Report, Stage, TaskReport, Telemetry
 from coordinator.core.protocol.observed import RankTelemetry
-from coordinator.store import Store, engine, queries, rows
+from coordinator.store import Store, queries, rows
 
 TOKEN = "bench-token-of-thirty-two-characters"
 PERIOD_S = 2.0
@@ -65,92 +57,6 @@ def events_of(rank: int, step: int) -> bytes:
         % (at + n, rank, step + n)
         for n in range(2)
     )
-
-
-# --- the bare app
-
-
-class BareAppend(NamedTuple):
-    attempt_id: str
-    stream: str
-    offset: int
-    data: bytes
-
-
-class Groups:
-    """One thread that commits whatever waits."""
-
-    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.queue: queue.SimpleQueue[tuple[str, BareAppend, asyncio.Future[int]]] = queue.SimpleQueue()
-        self.path = path
-        threading.Thread(target=self.run, daemon=True).start()
-
-    def run(self) -> None:
-        c = sqlite3.connect(self.path, isolation_level=None)
-        for setting in ("PRAGMA journal_mode = WAL", *engine._SQLITE_SETTINGS):
-            c.execute(setting)
-        c.execute('CREATE TABLE chunk (stream_id, "offset", data, PRIMARY KEY (stream_id, "offset"))')
-        c.execute("CREATE TABLE stream (id PRIMARY KEY, size_bytes)")
-        c.execute(
-            "CREATE TABLE metric (id INTEGER PRIMARY KEY, job_id, attempt_id, rank, type, step, record)"
-        )
-        c.execute("CREATE INDEX one ON metric (job_id, id)")
-        c.execute("CREATE INDEX two ON metric (attempt_id, rank, type, id)")
-        while True:
-            group = [self.queue.get()]
-            group += [self.queue.get() for _ in range(min(self.queue.qsize(), 511))]
-            c.execute("BEGIN IMMEDIATE")
-            c.executemany(
-                "INSERT INTO chunk VALUES (?,?,?)", [(id_, one.offset, one.data) for id_, one, _ in group]
-            )
-            c.executemany(
-                "INSERT INTO stream VALUES (?,?) ON CONFLICT (id) DO UPDATE SET size_bytes = excluded.size_bytes",
-                [(id_, one.offset + len(one.data)) for id_, one, _ in group],
-            )
-            c.executemany(
-                "INSERT INTO metric (job_id, attempt_id, rank, type, step, record) VALUES (?,?,?,?,?,?)",
-                [
-                    (one.attempt_id, one.attempt_id, 0, "log", one.offset, line.decode())
-                    for _, one, _ in group
-                    for line in one.data.splitlines()
-                ],
-            )
-            c.execute("COMMIT")
-            self.loop.call_soon_threadsafe(self.tell, group)
-
-    @staticmethod
-    def tell(group: list[tuple[str, BareAppend, asyncio.Future[int]]]) -> None:
-        for _, one, future in group:
-            if not future.done():
-                future.set_result(one.offset + len(one.data))
-
-
-def serve_bare(port: int, folder: Path) -> None:
-    import uvicorn
-
-    groups: list[Groups] = []
-
-    async def report(request: Request) -> Response:
-        loop = asyncio.get_running_loop()
-        if not groups:
-            groups.append(Groups(folder / "bare.db", loop))
-        given = json.loads(await request.body())
-        sizes = []
-        for one in given["appends"]:
-            append = BareAppend(
-                one["attempt_id"], one["stream"], one["offset"], base64.urlsafe_b64decode(one["data"])
-            )
-            future: asyncio.Future[int] = loop.create_future()
-            groups[0].queue.put((request.path_params["replica_id"], append, future))
-            sizes.append({"stream": append.stream, "size_bytes": await future})
-        return Response(json.dumps({"acknowledged": sizes}), media_type="application/json")
-
-    app = Starlette(routes=[Route("/api/v1/replicas/{replica_id}/report", report, methods=["POST"])])
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False, backlog=8192)
 
 
 # --- the coordinator's store, in the middle of training
@@ -343,7 +249,7 @@ def one_run(kind: str, options: argparse.Namespace) -> tuple[float, float, float
         }
         argv = [sys.executable, "-m", "coordinator"]
         if kind == "bare app":
-            argv = [sys.executable, __file__, "--serve-bare", str(port), "--folder", name]
+            argv = [sys.executable, bare_reports.__file__, str(port), name]
         else:
             prepare(folder, options.agents, options.nodes)
         with (folder / "log").open("wb") as log:
@@ -387,11 +293,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--folder", help="where the stores are put")
-    parser.add_argument("--serve-bare", type=int)
     options = parser.parse_args()
-    if options.serve_bare:
-        serve_bare(options.serve_bare, Path(options.folder))
-        return
     print(
         f"{options.agents} agents in jobs of {options.nodes}, a report each {PERIOD_S:.0f} s, {os.cpu_count()} cores"
     )
