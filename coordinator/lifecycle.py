@@ -320,6 +320,9 @@ def _job_after(job: Job, attempt: AttemptState, now_at: float) -> Job:
     record = attempt.stage
     if attempt.state == "active":
         return replace(job, state="running", stage=record.stage, verdict=doing(record, attempt))
+    if attempt.outcome == "succeeded" and job.state == "queued":
+        # It was asked to be tried again before its replicas had let go of the attempt that succeeded.
+        return job
     if attempt.outcome == "succeeded":
         verdict = "The handshake passed." if job.kind == "preflight" else f"Succeeded: {result(attempt)}"
         return replace(job, state="succeeded", stage=record.stage, verdict=verdict, ended_at=now_at)

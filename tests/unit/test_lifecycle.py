@@ -234,6 +234,19 @@ def test_a_failed_attempt_is_tried_again_with_the_same_ranks_as_often_as_allowed
     assert world.jobs["job00001"].state == "failed"
 
 
+def test_a_job_that_is_retried_while_its_replicas_still_let_go_is_tried_again() -> None:
+    world = started(Stage.COMPARE)
+    world.pass_stage(Stage.COMPARE)
+    assert (world.jobs["job00001"].state, world.attempt().state) == ("succeeded", "ending")
+    world.submit(state="queued", stage=Stage.GATHER, attempts=1, attempts_allowed=2)  # as `retry` leaves it
+    world.step()
+    assert world.jobs["job00001"].state == "queued"
+    world.let_go()
+    world.step(0.5)
+    world.step(0.5)
+    assert (world.jobs["job00001"].state, world.attempt().number) == ("running", 2)
+
+
 def test_a_replica_that_still_holds_an_old_attempt_gets_no_seat() -> None:
     world = World("a", "b")
     world.observe("r-00000b", holding=frozenset({"old-1"}))
