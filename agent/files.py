@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.core.paths import AttemptFolder, Layout, PathRefused, contained, write_whole
-from coordinator.core.protocol import AttemptPlan, Bundle, BundleFile, RenderedFile
+from coordinator.core.protocol import AttemptPlan, Bundle, RenderedFile, bundle_sha256
 from coordinator.core.redact import secrets_of, secrets_within
 from coordinator.core.yaml import YamlError, load
 
@@ -88,15 +88,6 @@ def _unpack(spool: int, work: Path, expected: str) -> None:
             write_whole(contained(work, file.path), file.data)
         except PathRefused as error:
             raise NotPlaced(f"bundle: {error}") from None
-
-
-def bundle_sha256(files: Iterable[BundleFile]) -> str:
-    """The identity of a bundle: a hash over paths and contents in the order of the paths."""
-    total = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.path):
-        name = file.path.encode("utf-8", "surrogatepass")
-        total.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(file.data).digest())
-    return total.hexdigest()
 
 
 def secrets_of_attempt(attempt: AttemptFolder) -> tuple[str, ...]:

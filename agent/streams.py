@@ -8,6 +8,7 @@ way, byte for byte, so that offsets hold. Called by the report loop of `main.py`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -140,7 +141,10 @@ class Mirror:
                 continue
             self._look_at(attempt_id, attempt)
             if all(s.acknowledged is not None and s.acknowledged >= s.size for s in attempt.streams.values()):
-                attempt.folder.mirrored.touch()
+                with contextlib.suppress(
+                    OSError
+                ):  # a full disk: the next agent looks through its streams once more
+                    attempt.folder.mirrored.touch()
                 del self._attempts[attempt_id]
 
     def _all(self) -> Iterator[_Stream]:

@@ -23,7 +23,7 @@ from coordinator.controller import Controller
 from coordinator.core.catalogue import CODES
 from coordinator.core.clock import now_at
 from coordinator.core.problem import ProblemError, problem
-from coordinator.core.protocol import BundleFile, Finding, Stage
+from coordinator.core.protocol import BundleFile, Finding, Stage, bundle_sha256
 from coordinator.core.views import TERMINAL_STATES, CheckVerdict, PreflightRequest, Submission
 from coordinator.roster import Roster
 from coordinator.settings import Settings
@@ -238,7 +238,7 @@ class Submissions:
             actor=actor,
             idempotency_key=key,
             idempotency_sha256=digest,
-            bundle_sha256=bundle_sha256(complete.files),
+            bundle_sha256=bundle_sha256(complete.files) if complete.files else None,
             # The bundle lies in rows of its own; the submission keeps what rendering reads of it.
             submission=complete.model_copy(update={"files": configuration_files(complete.files)}).model_dump(
                 mode="json"
@@ -266,17 +266,6 @@ def refuse_unknown(allow: Sequence[str]) -> None:
             f"allow: there is no finding {', '.join(unknown[:8])}; `rankcall explain` knows those there are."
         )
         raise problem(422, "SYS103", said)
-
-
-def bundle_sha256(files: Iterable[BundleFile]) -> str | None:
-    """The identity of a bundle: a hash over paths and contents, whatever their order. None for an empty one."""
-    total = hashlib.sha256()
-    some = False
-    for file in sorted(files, key=lambda file: file.path):
-        some = True
-        name = file.path.encode("utf-8", "surrogatepass")
-        total.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(file.data).digest())
-    return total.hexdigest() if some else None
 
 
 def configuration_files(files: Iterable[BundleFile]) -> tuple[BundleFile, ...]:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.files import NotPlaced, bundle_sha256, place_bundle, place_rendered, secrets_of_attempt
-from coordinator import submissions
+from agent.files import NotPlaced, place_bundle, place_rendered, secrets_of_attempt
 from coordinator.core.paths import AttemptFolder, Layout
-from coordinator.core.protocol import AttemptPlan, Bundle, BundleFile, RenderedFile
+from coordinator.core.protocol import AttemptPlan, Bundle, BundleFile, RenderedFile, bundle_sha256
 
 FILES = (
     BundleFile(path="train.jsonl", data=b'{"a": 1}\n' * 1000),
@@ -50,10 +49,6 @@ class Service:
 
 def place(layout: Layout, service: Service, sha256: str | None) -> None:
     asyncio.run(place_bundle(plan(sha256), layout, service.fetch))
-
-
-def test_both_sides_agree_on_the_identity_of_a_bundle() -> None:
-    assert bundle_sha256(FILES) == submissions.bundle_sha256(reversed(FILES))
 
 
 def test_a_bundle_is_fetched_once_and_kept_over_attempts(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ from coordinator.core.protocol.replica import (
     Registered,
     Registration,
 )
-from coordinator.core.protocol.submitted import Bundle, BundleFile
+from coordinator.core.protocol.submitted import Bundle, BundleFile, bundle_sha256
 
 __all__ = [
     "EVIDENCE",
@@ -112,4 +112,5 @@ __all__ = [
     "TcpTask",
     "Telemetry",
     "UploadRequest",
+    "bundle_sha256",
 ]

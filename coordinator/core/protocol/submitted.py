@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
 from pydantic import ConfigDict, Field
 
 from coordinator.core.protocol.message import Message
@@ -18,3 +21,12 @@ class BundleFile(Message):
 
 class Bundle(Message):
     files: tuple[BundleFile, ...] = ()
+
+
+def bundle_sha256(files: Iterable[BundleFile]) -> str:
+    """The identity of a bundle: a hash over paths and contents, whatever their order. Both sides know it by that."""
+    total = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.path):
+        name = file.path.encode("utf-8", "surrogatepass")
+        total.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(file.data).digest())
+    return total.hexdigest()
