@@ -169,7 +169,10 @@ def run(folder: Path) -> int:
         return 0
     finally:
         spool.handed_over()
-    _record(folder, me, process.identify(child.pid), started_at)
+    with contextlib.suppress(
+        OSError
+    ):  # a disk that has just become full: the first record does, without the command's id
+        _record(folder, me, process.identify(child.pid), started_at)
     reaper = Reaper(child.pid)
     survivors = _supervise(reaper, signals, spec.grace_s)
     child.returncode = 0  # reaped here and not by Popen, which would complain
