@@ -32,9 +32,13 @@ def digest(secret: str) -> bytes:
 
 @dataclass(slots=True)
 class Sessions:
-    """The sessions of one deployment; every coordinator process on its store knows them."""
+    """The sessions of one deployment; every coordinator process on its store knows them.
+
+    `most`: so many there may be; one more signs out the oldest.
+    """
 
     store: Store
+    most: int = MOST_SESSIONS
     _seen: OrderedDict[str, tuple[rows.Session, float]] = field(default_factory=OrderedDict)
 
     async def start(self, role: str, token: bytes, now_at: float) -> str:
@@ -45,7 +49,7 @@ class Sessions:
         """
         session_id = secrets.token_urlsafe(32)
         row = rows.Session(_key(session_id), role, _proof(session_id, token), now_at, now_at + SESSION_S)
-        await self.store.write(lambda c: queries.insert_session(c, row, MOST_SESSIONS))
+        await self.store.write(lambda c: queries.insert_session(c, row, self.most))
         return session_id
 
     async def find(self, session_id: str, now_at: float) -> rows.Session | None:
@@ -58,7 +62,7 @@ class Sessions:
                 self._seen.pop(key, None)
                 return None
             self._seen[key] = seen = row, now_at
-            while len(self._seen) > MOST_SESSIONS:
+            while len(self._seen) > self.most:
                 self._seen.popitem(last=False)
         return seen[0] if seen[0].until_at > now_at else None
 

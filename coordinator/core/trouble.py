@@ -1,6 +1,6 @@
 """Which known kind of trouble a line of a training log is. Pure; the kinds are in `trouble_machine.py` and `trouble_stack.py`.
 
-Called by `last_words.py` and `diagnosis.py`; findings and the run report quote it. A line that is only the echo of another
+Called by `last_words.py` and `diagnosis.py`; findings quote it. A line that is only the echo of another
 rank's death is marked as such, so that it is never taken for the cause.
 """
 

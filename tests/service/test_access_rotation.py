@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from serving import TOKEN, VIEWER_TOKEN, Coordinator, running
 from simulated_agent import Agent
 
-from coordinator import auth, sessions
+from coordinator import auth
 from coordinator.auth import SESSION_COOKIE
+from coordinator.sessions import SESSION_S, Sessions
 from coordinator.settings import Settings, SettingsError
+from coordinator.store import Store
 
 NEW_TOKEN = "the-new-admin-token-of-the-tests"
 
@@ -41,19 +44,24 @@ def test_a_changed_token_signs_out_whom_it_let_in_and_nobody_else(tmp_path: Path
         assert (role(coordinator, admin), role(coordinator, viewer)) == ("none", "viewer")
 
 
-def test_a_session_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SESSION_S", 0.0)
-    with running(tmp_path) as coordinator:
-        assert role(coordinator, signed_in(coordinator, TOKEN)) == "none"
+def test_a_session_ends_by_itself(store: Store) -> None:
+    async def run() -> None:
+        sessions = Sessions(store)
+        session_id = await sessions.start("admin", b"digest", 1000.0)
+        assert await sessions.find(session_id, 999.0 + SESSION_S) is not None
+        assert await sessions.find(session_id, 1000.0 + SESSION_S) is None
+
+    asyncio.run(run())
 
 
-def test_more_sessions_than_any_team_has_push_out_the_oldest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "MOST_SESSIONS", 3)
-    with running(tmp_path) as coordinator:
-        made = [signed_in(coordinator, TOKEN) for _ in range(4)]
-        assert [role(coordinator, session_id) for session_id in made] == ["none", *["admin"] * 3]
+def test_more_sessions_than_any_team_has_push_out_the_oldest(store: Store) -> None:
+    async def run() -> None:
+        sessions = Sessions(store, most=3)
+        made = [await sessions.start("admin", b"digest", 1000.0 + number) for number in range(4)]
+        there = [await sessions.find(session_id, 2000.0) is not None for session_id in made]
+        assert there == [False, True, True, True]
+
+    asyncio.run(run())
 
 
 def test_the_store_gives_away_neither_sessions_nor_tokens(tmp_path: Path) -> None:
