@@ -229,7 +229,8 @@ class Intake:
                 if append.data and append.attempt_id in standing:
                     self._broadcast.publish(f"logs:{append.attempt_id}:{replica_id}")
                     self._broadcast.publish(f"job:{standing[append.attempt_id].job_id}")
-        if not overtaken:
+        # While it was being written, the one after it may have come, been in no need of that, and said what is.
+        if not overtaken and not 0 < report.number < presence.report_number:
             self._remember(presence, report, tasks, changed=bool(news) or report.facts is not None)
         return ReportReply(acknowledged=sizes)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -199,3 +201,34 @@ def test_a_report_that_was_overtaken_on_its_way_brings_its_streams_and_no_old_ne
     assert seen["alive"]
     read = client.get(f"/api/v1/jobs/{job_id}/logs", params={"rank": 1, "stream": "train.log"})
     assert read.content == b"early words\n"
+
+
+def test_a_report_that_is_overtaken_while_it_is_written_does_not_bring_back_what_was(
+    coordinator: Coordinator, client: httpx.Client, agents: tuple[Agent, Agent, Agent]
+) -> None:
+    job_id = submitted(client)
+    until(client, job_id, training(client))
+    one, attempt_id = agents[1], f"{job_id}-1"
+    one.vanish()
+    words = Append(attempt_id=attempt_id, stream="train.log", offset=0, data=b"last words\n")
+    before = Report(incarnation=1, number=1, holding=(attempt_id,), attempt_id=attempt_id, appends=(words,))
+    after = Report(incarnation=1, number=2)
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        entered.set()
+        go.wait(PATIENCE_S)
+
+    with ThreadPoolExecutor() as pool:
+        held = pool.submit(coordinator.services.store.write_now, hold)
+        entered.wait(PATIENCE_S)
+        late = pool.submit(say, coordinator, one.replica_id, one.token, before)
+        end = time.monotonic() + PATIENCE_S
+        while coordinator.services.store.figures().waiting == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert say(coordinator, one.replica_id, one.token, after).is_success
+        go.set()
+        held.result(PATIENCE_S)
+        assert late.result(PATIENCE_S).is_success
+    presence = coordinator.services.roster.get(one.replica_id)
+    assert presence is not None and presence.holding == frozenset() and presence.attempt_id is None
