@@ -49,6 +49,8 @@ class Upkeep:
                 await self.sweep(now_at())
             except StoreError as error:
                 log.warning("the store could not be tidied", why=str(error))
+            except Exception:  # a fault of ours: without a next time the store would grow for good
+                log.exception("the store could not be tidied; it is tried again")
             await asyncio.sleep(EVERY_S)
 
     async def sweep(self, at: float) -> tuple[Drop, ...]:
