@@ -46,6 +46,7 @@ def test_a_stopped_rank_is_named_ended_everywhere_and_the_next_attempt_trains(tm
         assert said[0]["evidence"]["verdict"] == "transient" and said[0]["evidence"]["passes"] == 3
 
 
+@pytest.mark.long
 def test_a_job_that_hangs_without_another_attempt_left_says_what_its_links_are_worth(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit(
@@ -57,6 +58,7 @@ def test_a_job_that_hangs_without_another_attempt_left_says_what_its_links_are_w
         assert [one["stage"] for one in job["attempt"]["stages"]] == ["gather", "match", "tcp", "collective"]
 
 
+@pytest.mark.long
 def test_a_training_that_hangs_twice_at_the_same_place_is_not_tried_a_third_time(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit(

@@ -221,6 +221,7 @@ def test_a_burst_of_log_lines_arrives_whole_and_leaves_the_agent_small(shared: D
     shared.eventually(lambda: agent.memory_info().rss <= 60 << 20)
 
 
+@pytest.mark.long  # test_up.py has it with a process that does nothing
 def test_a_supervisor_that_is_killed_takes_the_agent_along_but_not_the_training(tmp_path: Path) -> None:
     """`rankcall up` starts its agent like this; SIGKILL of it is nobody's wish to end the training."""
     with deployed(tmp_path, 1, agents=False) as deployment:

@@ -51,7 +51,7 @@ def replica_token(coordinator: Coordinator) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "role", [pytest.param("none", marks=LONG), "viewer", pytest.param("replica", marks=LONG), "admin"]
+    "role", [*(pytest.param(role, marks=LONG) for role in ("none", "viewer", "replica")), "admin"]
 )
 def test_no_request_gets_an_answer_that_the_document_does_not_have(
     role: str, coordinator: Coordinator, replica_token: str, tmp_path: Path
