@@ -70,6 +70,7 @@ def _move(pids: list[int], group: Path) -> None:
             group.joinpath("cgroup.procs").write_text(str(pid))
 
 
+@pytest.mark.long  # test_agent_hang.py has it with a training that takes no time
 def test_a_rank_that_is_stopped_in_mid_training_is_named_and_the_next_attempt_loses_no_step_that_was_saved(
     pair: Fleet, demo: Path
 ) -> None:
