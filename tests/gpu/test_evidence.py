@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_nccl import gpus
+from nvidia import gpus
 
 pytestmark = pytest.mark.gpu
 

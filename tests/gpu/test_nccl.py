@@ -9,19 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from nvidia import gpus
 
 pytestmark = pytest.mark.gpu
 
 # The check beside a bare init and first all_reduce of the same run.
 ALLOWED_RATIO = 1.5
-
-
-def gpus() -> int:
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return len(listed.stdout.splitlines())
 
 
 def test_the_collective_check_passes_with_nccl_and_costs_hardly_more_than_the_bare_script() -> None:

@@ -17,19 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvidia import gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 # As between containers: no peer-to-peer, no shared memory, no InfiniBand.
 SOCKETS_ONLY = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
-
-
-def gpus() -> int:
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return len(listed.stdout.splitlines())
 
 
 def free_port() -> int:

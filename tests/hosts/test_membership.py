@@ -21,21 +21,13 @@ from typing import Any
 import httpx
 import pytest
 from fleet import PATIENCE_S, PORT, Fleet, Replica, fleet
+from least import CONFIG
 from namespaces import Host, MakeHosts
 
 from coordinator.core.views import JobView
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(900)]
 
-# The least that the checks accept.
-CONFIG = """\
-base_model: org/model
-datasets:
-  - path: org/data
-    type: alpaca
-learning_rate: 0.0002
-output_dir: ./outputs
-"""
 # Nothing here is about these: torch is imported in minutes where the machine is busy.
 GENEROUS = {"match_s": 300, "collective_s": 300}
 SERVICES = {

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serving import CONFIG, TOKEN
+from least import CONFIG
+from serving import TOKEN
 from simulated_agent import Agent, progress_of
 from test_api_process import environment
 

@@ -21,20 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from least import CONFIG
 
 from agent import launcher
 from coordinator.core.paths import Layout
 
 TOKEN = "join-token-of-the-tests"
 PATIENCE_S = 120.0  # torch is imported by every agent, on a machine that other tests keep busy
-CONFIG = """\
-base_model: org/model
-datasets:
-  - path: org/data
-    type: alpaca
-learning_rate: 0.0002
-output_dir: ./outputs
-"""
 
 _SUPERVISOR = """
 import subprocess, sys

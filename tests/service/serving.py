@@ -27,15 +27,6 @@ VIEWER_TOKEN = "viewer-token-of-the-tests"
 # For tests in which one address asks for everybody.
 MANY = Limits(guesses=10_000, requests=1_000_000)
 
-# The least that the checks accept.
-CONFIG = """\
-base_model: org/model
-datasets:
-  - path: org/data
-    type: alpaca
-learning_rate: 0.0002
-output_dir: ./outputs
-"""
 
 T = TypeVar("T")
 

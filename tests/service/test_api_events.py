@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import pytest
 from httpx_sse import ServerSentEvent, connect_sse
+from least import CONFIG
 from planted import Planted
-from serving import CONFIG, TOKEN, Coordinator, running
+from serving import TOKEN, Coordinator, running
 from simulated_agent import Agent
 
 from coordinator.api.feeds import TAIL_EVENTS

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import CONFIG, TOKEN, Coordinator, running
+from least import CONFIG
+from serving import TOKEN, Coordinator, running
 from simulated_agent import STEPS, Agent
 
 from coordinator.core.protocol import Stage

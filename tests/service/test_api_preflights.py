@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import CONFIG, TOKEN, VIEWER_TOKEN, Coordinator, running
+from least import CONFIG
+from serving import TOKEN, VIEWER_TOKEN, Coordinator, running
 from simulated_agent import Agent
 
 from coordinator.core.protocol import LinkResult, Stage, Task, TaskResult, TcpResult

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import CONFIG, TOKEN
+from least import CONFIG
+from serving import TOKEN
 
 from coordinator.auth import SESSION_COOKIE
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from commandline import Shell
-from serving import CONFIG, TOKEN, Coordinator, running
+from least import CONFIG
+from serving import TOKEN, Coordinator, running
 from simulated_agent import Agent
 
 from coordinator.core.protocol import LinkResult, Task, TaskResult, TcpResult

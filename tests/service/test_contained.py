@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from least import CONFIG
 from planted import Planted
-from serving import CONFIG, Coordinator, running
+from serving import Coordinator, running
 
 from agent.client import Coordinator as Peer
 from agent.uploads import Uploads, _opened

@@ -16,8 +16,9 @@ import httpx
 import pytest
 from cable import Cable
 from coordinators import PATIENCE_S, TAKEOVER_S, Fleet, Training, eventually, fleet_in, two
+from least import CONFIG
 from postgresql import Server
-from serving import CONFIG, TOKEN
+from serving import TOKEN
 from sqlalchemy import Connection
 from test_api_process import environment, refused
 

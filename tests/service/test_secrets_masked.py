@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import CONFIG, TOKEN, VIEWER_TOKEN, Coordinator, running
+from least import CONFIG
+from serving import TOKEN, VIEWER_TOKEN, Coordinator, running
 from simulated_agent import Agent
 
 from coordinator.core.redact import Redactor, secrets_within

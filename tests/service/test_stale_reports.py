@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import CONFIG, TOKEN, Coordinator, running
+from least import CONFIG
+from serving import TOKEN, Coordinator, running
 from simulated_agent import Agent
 
 from coordinator.core.protocol import Append, Report, ReportReply, RunResult, Stage, TaskReport

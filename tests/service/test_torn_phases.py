@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from deployment import CONFIG, TOKEN, Deployment, deployed
+from deployment import TOKEN, Deployment, deployed
+from least import CONFIG
 from simulated_agent import Agent
 
 from coordinator.core.protocol import Stage
