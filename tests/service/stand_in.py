@@ -7,13 +7,14 @@ by `behaviour.json` in the submission's bundle:
     {"noise": {"seed": 1, "pieces": 50, "seconds": 5},
      "steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
      "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}, "hang_again": true, "save_steps": 2,
-     "not_a_number": {"1": 2}, "saves_in": 1}
+     "not_a_number": {"1": 2}, "saves_in": 1, "quiet": {"1": "computing"}, "quiet_s": 12}
 
 `noise`: the worker says what `noise.py` knows and nothing else, but notes in `workers` that it was there.
 `hang`: the ranks named do nothing any more after their steps, in the first attempt on this replica (`kill`: they die);
 with `hang_again` in each. `save_steps`: a checkpoint after so many, which a further attempt goes on from.
 `not_a_number`: from this step on the loss of this rank is none. `saves_in`: only the attempt of this number saves a model,
-and before it hangs.
+and before it hangs. `quiet`: after their steps these ranks make none for `quiet_s`, but work (`computing`,
+`writing`, `reading`) or wait for who does.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ def worker(rank: int, world: int) -> int:
     saving = told.get("saves_in")
     if rank == 0 and ATTEMPT.name == f"attempt-{saving}":
         save(Path("outputs"))
+    if doing := told.get("quiet", {}).get(str(rank)):
+        work(doing, told["quiet_s"])
     hang(told.get("hang", {}).get(str(rank), ""), told.get("hang_again", False))
     while told.get("until") and not Path(told["until"]).exists():
         print("waiting", flush=True)
@@ -150,6 +153,23 @@ def hang(how: str, again: bool) -> None:
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
+
+
+def work(doing: str, seconds: float) -> None:
+    """What a healthy training does for a while without a step: a share of one core, or small pieces to or from a disk."""
+    record(type="phase", phase="save" if doing == "writing" else "evaluate")
+    end = time.monotonic() + seconds
+    with Path("slow-disk").open("w+b", buffering=0) as file, Path(__file__).open("rb", buffering=0) as ours:
+        while time.monotonic() < end:
+            match doing:
+                case "computing":
+                    sum(range(1_000_000))
+                case "writing":
+                    file.write(bytes(65536))
+                case "reading":
+                    ours.seek(0)
+                    ours.read(65536)
+            time.sleep(0.1)
 
 
 def record(**values: Any) -> None:
