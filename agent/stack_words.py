@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 _THREAD = re.compile(r'^Thread .*?(?:"(?P<name>[^"]*)")?$')
 _FRAME = re.compile(r"^\s+(?P<function>\S+) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
-# Entrances to a collective, in torch.distributed and DeepSpeed; the innermost that is one names it.
+# Entrances to a collective, or to the making of a group of ranks, in torch.distributed and DeepSpeed: there one waits for the
+# others. The innermost that is one names it.
 _COLLECTIVES = frozenset(
     {
         "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",
         "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend",
         "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
-        "init_process_group", "destroy_process_group", "wait_for_everyone",
+        "init_process_group", "new_group", "_new_process_group_helper", "destroy_process_group", "wait_for_everyone",
     }
 )  # fmt: skip
 _LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|python3(?:\.\d+)?|lib/python[\d.]+)/")

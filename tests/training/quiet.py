@@ -93,7 +93,12 @@ def download() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = socket.create_connection(server.getsockname())
         there, _ = server.accept()
-        threading.Thread(target=lambda: until_over(lambda: there.sendall(bytes(PIECE))), daemon=True).start()
+
+        def serve() -> None:
+            until_over(lambda: there.sendall(bytes(PIECE)))
+            there.close()
+
+        threading.Thread(target=serve).start()
         until_over(lambda: here.recv(PIECE), 0.01)
 
 
