@@ -19,9 +19,11 @@ _COLLECTIVES = frozenset(
         "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",
         "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend",
         "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
-        "init_process_group", "new_group", "_new_process_group_helper", "destroy_process_group", "wait_for_everyone",
+        "init_process_group", "new_group", "destroy_process_group", "wait_for_everyone",
     }
 )  # fmt: skip
+# A client of the hub sends and receives, too.
+_DISTRIBUTED = re.compile(r"(?:^|/)(?:torch/distributed|deepspeed|accelerate)/")
 _LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|python3(?:\.\d+)?|lib/python[\d.]+)/")
 _WORDS = 200
 
@@ -33,6 +35,10 @@ class Frame:
     line: str
 
     @property
+    def collective(self) -> bool:
+        return self.function in _COLLECTIVES and _DISTRIBUTED.search(self.file) is not None
+
+    @property
     def place(self) -> str:
         return f"{self.function} ({self.file.rsplit('/', 1)[-1]}:{self.line})"
 
@@ -42,7 +48,7 @@ def where(dump: Sequence[str]) -> str:
     frames = _main_thread(dump)
     if not frames:
         return ""
-    collective = next((at for at, frame in enumerate(frames) if frame.function in _COLLECTIVES), None)
+    collective = next((at for at, frame in enumerate(frames) if frame.collective), None)
     begin = 0 if collective is None else collective + 1
     own = next((frame for frame in frames[begin:] if not _LIBRARY.search(frame.file)), None)
     if collective is None:
@@ -56,7 +62,7 @@ def where(dump: Sequence[str]) -> str:
 
 def waits(dump: Sequence[str]) -> bool:
     """Whether it waits in a collective for other ranks."""
-    return any(frame.function in _COLLECTIVES for frame in _main_thread(dump))
+    return any(frame.collective for frame in _main_thread(dump))
 
 
 def _main_thread(dump: Sequence[str]) -> list[Frame]:

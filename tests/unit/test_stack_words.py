@@ -56,6 +56,28 @@ def test_without_python_stacks_nothing_is_said() -> None:
     assert where([]) == ""
 
 
+GROUP = """\
+Thread 7 (idle): "MainThread"
+    _new_process_group_helper (torch/distributed/distributed_c10d.py:2169)
+    _new_group_with_tag (torch/distributed/distributed_c10d.py:6056)
+    new_group (torch/distributed/distributed_c10d.py:5863)
+    TorchBackend.new_group (deepspeed/comm/torch.py:378)
+    Trainer._prepare_for_training (transformers/trainer.py:1633)
+"""
+DOWNLOADS = """\
+Thread 7 (idle): "MainThread"
+    recv (/usr/lib/python3.10/ssl.py:1166)
+    send (requests/sessions.py:703)
+    snapshot_download (huggingface_hub/_snapshot_download.py:240)
+"""
+
+
+def test_who_makes_a_group_of_ranks_waits_and_who_sends_to_the_hub_does_not() -> None:
+    assert where(GROUP.splitlines()).startswith("in new_group, called from") and waits(GROUP.splitlines())
+    assert where(DOWNLOADS.splitlines()).startswith("in recv (ssl.py:1166), called from")
+    assert not waits(DOWNLOADS.splitlines())
+
+
 def test_only_who_is_in_a_collective_waits_for_others() -> None:
     assert waits(BARRIER.splitlines()) and not waits(READS.splitlines()) and not waits([])
 
