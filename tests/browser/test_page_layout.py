@@ -100,7 +100,7 @@ def stop(page: Page) -> dict[str, str] | None:
     return focused
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_is_readable_at_every_width(
     coordinator: Coordinator, open_page: Open, name: str, scheme: str

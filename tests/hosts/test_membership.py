@@ -370,8 +370,8 @@ def while_preparing(deployment: Fleet) -> str:
     ("when", "how", "code"),
     [
         pytest.param(while_gathering, signal.SIGINT, 130, id="gather", marks=pytest.mark.long),
-        pytest.param(while_probing, signal.SIGTERM, 0, id="tcp", marks=pytest.mark.long),
-        pytest.param(while_preparing, signal.SIGINT, 130, id="prepare"),
+        pytest.param(while_probing, signal.SIGTERM, 0, id="tcp"),
+        pytest.param(while_preparing, signal.SIGINT, 130, id="prepare", marks=pytest.mark.long),
     ],
 )
 def test_asked_to_end_a_replica_leaves_nothing_in_any_stage(
@@ -394,6 +394,7 @@ def test_asked_to_end_a_replica_leaves_nothing_in_any_stage(
         cancelled(three, job_id)
 
 
+@pytest.mark.long  # test_up.py has it on one host
 def test_a_port_in_use_is_said_and_serves_as_soon_as_it_is_free(hosts: MakeHosts, tmp_path: Path) -> None:
     with deployment(hosts(2), tmp_path) as pair:
         master, second = pair.replicas

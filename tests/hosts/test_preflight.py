@@ -123,6 +123,7 @@ def python_with_another_torch(folder: Path) -> Path:
     return python
 
 
+@pytest.mark.long  # test_match.py has it without hosts
 def test_another_torch_on_one_replica_is_named_before_anything_is_tried(
     hosts: MakeHosts, tmp_path: Path
 ) -> None:
