@@ -23,7 +23,6 @@ from typing import Any
 import psutil
 
 from agent import gpus, infiniband, memory_limit
-from coordinator.core.clock import now_at
 from coordinator.core.protocol import DiskFacts, Facts, GpuFacts
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "axolotl", "transformers", "peft", "datasets", "rankcall")
@@ -88,7 +87,6 @@ def gather(state_dir: Path, python: str, environment: Mapping[str, str]) -> Fact
         chosen={name: value for name, value in environment.items() if _CHOSEN.fullmatch(name)},
         infiniband=infiniband.ports(),
         limits={name: _soft_limit(which) for name, which in _LIMITS.items()},
-        clock_at=now_at(),
         problems=tuple(problems),
     )
 

@@ -81,7 +81,6 @@ class Facts(Message):
     chosen: dict[str, str] = {}
     infiniband: tuple[InfinibandPort, ...] = ()
     limits: dict[str, int] = {}
-    clock_at: float | None = None
     torch_ready: bool = False
     torch_asked: bool = False
     problems: tuple[str, ...] = ()
