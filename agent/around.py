@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,6 +60,9 @@ class Surroundings:
             evidence=evidence,
         )
 
-    def shut_down(self, stage: Stage) -> Finding:
-        text = f"This replica was shut down during {stage.value}."
+    def shut_down(self, stage: Stage, rank: int | None) -> Finding:
+        """`rank`: of this replica, where a plan has said it."""
+        name = socket.gethostname() or self.replica_id()
+        who = name if rank is None else f"rank {rank} ({name})"
+        text = f"{who} was shut down during {stage.value}."
         return finding("RUN027", text, stage=stage, replica=self.replica_id())

@@ -23,6 +23,7 @@ from agent.leftovers import State, is_left
 from coordinator.core.catalogue import finding
 from coordinator.core.paths import PathRefused, contained
 from coordinator.core.protocol import ArtifactFacts, CollectResult, Finding, Stage
+from coordinator.core.words import counted
 
 _PIECE_BYTES = 1 << 20
 _HEADER_LIMIT_BYTES = 100 << 20  # the format's own limit
@@ -201,7 +202,7 @@ def _missing_shards(folder: Path, left: Set[str]) -> list[Finding]:
             continue
         missing = sorted(shard for shard in shards if shard in left or not (folder / shard).is_file())
         if missing:
-            text = f"{index.name} names {len(missing)} files that are not there, first of them {missing[0]}."
+            text = f"{index.name} names {counted(len(missing), 'file')} not there, such as {missing[0]}."
             found.append(finding("RUN023", text, evidence={"missing": list(missing[:20])}))
     return found
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.core.clock import monotonic_s
+from coordinator.core.words import counted
 
 # The stem in the rendered environment, without the rank (`coordinator/render/environment.py`).
 STEM = "flight-recorder."
@@ -116,7 +117,7 @@ def _entries(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _lines(rank: str, record: Mapping[str, Any]) -> Iterator[str]:
     entries = _entries(record)
     unfinished = [one for one in entries if one.get("state") != "completed"]
-    yield f"=== rank {rank}: {len(entries)} collectives recorded, {len(unfinished)} not finished"
+    yield f"=== rank {rank}: {counted(len(entries), 'collective')} recorded, {len(unfinished)} not finished"
     finished = [one for one in entries if one.get("state") == "completed"]
     for one in finished[-_FINISHED_SHOWN:]:
         yield _line(one)

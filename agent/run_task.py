@@ -49,6 +49,7 @@ class Run:
         folder: of the attempt.
         given_up: why the agent itself has ended what runs here, if it has.
         leaving: whether this replica is being shut down.
+        rank: of this replica, once a plan has said it.
     """
 
     attempt_id: str
@@ -57,6 +58,7 @@ class Run:
     task: RunTask
     given_up: Callable[[], Finding | None]
     leaving: Callable[[], bool]
+    rank: Callable[[], int | None]
 
     async def see_through(self, plan: AttemptPlan | None) -> Outcome:
         """Start the task's process, or take it over, and wait for its end."""
@@ -66,7 +68,7 @@ class Run:
         ended_for = await self._watch(folder)
         ending = folder.exit()
         if ending is None and self.leaving():
-            raise TaskFailed(self.around.shut_down(self.task.stage))
+            raise TaskFailed(self.around.shut_down(self.task.stage, self.rank()))
         if ending is None:
             await asyncio.to_thread(launcher.end_attempt, self.attempt_id, self.around.layout)
             text = f"The process of {self.task.task_id} is gone, and its exit code with it."
@@ -87,7 +89,7 @@ class Run:
     def _judged(self, ending: Exit, result: RunResult, ended_for: Finding | None) -> Outcome:
         findings: tuple[Finding, ...] = (ended_for,) if ended_for else ()
         if self.leaving() and ending.requested:
-            findings = (self.around.shut_down(self.task.stage),)
+            findings = (self.around.shut_down(self.task.stage, self.rank()),)
         if ending.error:
             findings += (self._found("RUN024", f"{ending.error[:1].upper()}{ending.error[1:]}."),)
         ok = ending.exit_code == 0 and not findings
@@ -105,7 +107,7 @@ class Run:
             if plan.rank == 0:
                 await self._rendezvous_port_free(plan)
         if self.leaving():
-            raise TaskFailed(self.around.shut_down(self.task.stage))
+            raise TaskFailed(self.around.shut_down(self.task.stage, self.rank()))
         try:
             launcher.write_spec(folder, self.task, plan, around.layout, around.python)
             folder.kernel_kills_file.write_text(str(memory_limit.kills()))

@@ -175,8 +175,11 @@ class Attempt:
             if report.state != "running":  # it came to its end while it was being ended
                 continue
             self._reports[task_id] = report.model_copy(
-                update={"state": "failed", "findings": (self._around.shut_down(report.stage),)}
+                update={"state": "failed", "findings": (self._around.shut_down(report.stage, self._rank()),)}
             )
+
+    def _rank(self) -> int | None:
+        return self._plan.rank if self._plan is not None else None
 
     def _adopt(self) -> None:
         """Take over what an agent before this one left: finished reports, and processes that still run."""
@@ -241,6 +244,7 @@ class Attempt:
                 task,
                 lambda: self._given_up,
                 lambda: self._leaving,
+                self._rank,
             )
             return await run.see_through(plan)
         async with asyncio.timeout(task.deadline_s + _REPORT_MARGIN_S):

@@ -264,7 +264,7 @@ class _Part:
             self.outcome.values_ok = False
             at = int(wrong[0])
             raise WrongValue(
-                f"{what}: {len(wrong)} of {got.numel()} values are wrong on rank {self.rank}, "
+                f"{what}: {len(wrong)} of {got.numel()} values wrong on rank {self.rank}, "
                 f"the first is {float(got[at])} instead of {float(wanted[at])}"
             )
 

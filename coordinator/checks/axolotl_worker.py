@@ -1,7 +1,7 @@
 """Asks Axolotl's own schema, in a process of its own: importing it takes seconds and 600 MB.
 
-Started as a file by `deep.py` with an interpreter that has Axolotl (which need not have rankcall), in an empty
-folder. Standard library and Axolotl only. It reads one question a line and answers one line each:
+Started as a file by `axolotl_process.py` with an interpreter that has Axolotl (which need not have rankcall), in an empty
+folder; its argument is its niceness. Standard library and Axolotl only. It reads one question a line and answers one line each:
 
     {"config": "base_model: …", "capabilities": {…}, "torch": "2.9.1", "deepspeed": {…} | null}
     → {"ok": bool, "axolotl": "0.19.0", "errors": [{"at": [...], "message": "…"}], "warnings": ["…"],
@@ -10,7 +10,8 @@ folder. Standard library and Axolotl only. It reads one question a line and answ
 `config` is YAML, or a mapping. `deepspeed` in the answer is what DeepSpeed's own config class refuses; empty where
 DeepSpeed cannot be asked.
 
-Its first line, once Axolotl is imported, is {"ready": true, "axolotl": …} or {"ready": false, "error": …}.
+Its first line, once Axolotl is imported, is {"ready": true}, else {"ready": false, "error": …}, with "absent": true where
+there is none.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def _answer(question: dict[str, Any], warnings: _Warnings) -> dict[str, Any]:
         unsure = f"plugins that are not Axolotl's own were left out: {', '.join(map(str, unknown))}"
     return {
         "ok": not errors,
+        "axolotl": _axolotl_version(),
         "errors": errors,
         "warnings": list(warnings.said),
         "unsure": unsure,
@@ -126,6 +128,12 @@ def _forget_plugins() -> None:
     PluginManager.get_instance().plugins.clear()
 
 
+def _axolotl_version() -> str:
+    import axolotl
+
+    return str(getattr(axolotl, "__version__", ""))
+
+
 def _torch_version() -> str:
     import torch
 
@@ -143,16 +151,19 @@ def main() -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
+    if importlib.util.find_spec("axolotl") is None:
+        say({"ready": False, "absent": True, "error": "no module named axolotl"})
+        return
+    os.nice(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     try:
-        import axolotl
-        import axolotl.utils.config
+        import axolotl.utils.config  # noqa: F401
     except Exception as error:
         say({"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
     warnings = _Warnings()
     logging.getLogger("axolotl").addHandler(warnings)
     logging.getLogger("axolotl.utils.schemas").addHandler(warnings)
-    say({"ready": True, "axolotl": getattr(axolotl, "__version__", "")})
+    say({"ready": True})
     for line in sys.stdin:
         try:
             say(_answer(json.loads(line), warnings))

@@ -26,6 +26,7 @@ from coordinator.checks import (
     training,
 )
 from coordinator.checks.files import Files
+from coordinator.checks.gpus import Gpu
 from coordinator.checks.subject import (
     DeepSpeedUse,
     Findings,
@@ -68,6 +69,7 @@ def check(
     facts: tuple[Facts, ...] = (),
     data_roots: Sequence[str] = (),
     purpose: Purpose = "check",
+    gpu: Gpu | None = None,
 ) -> CheckVerdict:
     """Judge a submission.
 
@@ -78,12 +80,13 @@ def check(
         data_roots: folders that the replicas allow absolute paths in; empty where it is not known.
         purpose: `check` judges an accelerate file as if it were launched as it stands; `submit` knows that
             rankcall writes the topology itself.
+        gpu: what the job is for, where no facts say it.
 
     Returns:
         The verdict: `reject` exactly when a finding is an error that `submission.allow` does not name.
         Errors come first.
     """
-    _, found = examine(submission, files=files, facts=facts, data_roots=data_roots, purpose=purpose)
+    _, found = examine(submission, files=files, facts=facts, data_roots=data_roots, purpose=purpose, gpu=gpu)
     return verdict(found, submission.allow)
 
 
@@ -94,10 +97,11 @@ def examine(
     facts: tuple[Facts, ...] = (),
     data_roots: Sequence[str] = (),
     purpose: Purpose = "check",
+    gpu: Gpu | None = None,
 ) -> tuple[Subject | None, list[Finding]]:
     """As `check`: what the rules looked at (None where the config cannot be read), and what they found."""
     found: list[Finding] = []
-    subject = _read(submission, files, facts, tuple(data_roots), purpose, found)
+    subject = _read(submission, files, facts, tuple(data_roots), purpose, gpu, found)
     if subject is not None:
         found.extend(itertools.chain.from_iterable(rule(subject) for rule in RULES))
     return subject, found
@@ -121,6 +125,7 @@ def _read(
     facts: tuple[Facts, ...],
     data_roots: tuple[str, ...],
     purpose: Purpose,
+    gpu: Gpu | None,
     found: list[Finding],
 ) -> Subject | None:
     """The subject of the rules; None where the config cannot be read. What is wrong with files goes to `found`."""
@@ -155,6 +160,7 @@ def _read(
         asked_nodes=submission.nodes,
         asked_gpus_per_node=submission.gpus_per_node,
         purpose=purpose,
+        gpu=gpu,
     )
 
 
@@ -197,17 +203,21 @@ def _deepspeed_uses(
         values = deepspeed_file.read_file(files, own, file=document.name, key="deepspeed", line=line)
         uses.append(DeepSpeedUse("axolotl", own, _kept(values, own, found), document.name, "deepspeed"))
     if accelerate_file is not None and accelerate_file.values.get("distributed_type") == "DEEPSPEED":
-        uses.append(_accelerate_use(accelerate_file, files, found))
+        own_file = next((use.path for use in uses if use.by == "axolotl" and use.values is not None), None)
+        uses.append(_accelerate_use(accelerate_file, files, own_file, found))
     return tuple(uses)
 
 
-def _accelerate_use(document: yaml.Document, files: Files, found: list[Finding]) -> DeepSpeedUse:
+def _accelerate_use(
+    document: yaml.Document, files: Files, own_file: str | None, found: list[Finding]
+) -> DeepSpeedUse:
+    """What the accelerate file says of DeepSpeed. `own_file`: the file that the Axolotl config names, if it is there."""
     section = mapping(document.values.get("deepspeed_config"))
     path = section.get("deepspeed_config_file")
     if isinstance(path, str) and path and path != "none":
         key = "deepspeed_config.deepspeed_config_file"
         line = document.line(*key.split("."))
-        values = deepspeed_file.read_file(files, path, file=document.name, key=key, line=line)
+        values = deepspeed_file.read_file(files, path, file=document.name, key=key, line=line, other=own_file)
         return DeepSpeedUse("accelerate", path, _kept(values, path, found), document.name, key)
     # accelerate's own keys, with its defaults (DeepSpeedPlugin)
     zero: dict[str, object] = {"stage": section.get("zero_stage", 2)}

@@ -14,6 +14,7 @@ from coordinator.checks.edits import drop, put, rename
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, items, mapping, number, shown, text, whole
 from coordinator.core.protocol import Severity
+from coordinator.core.words import are, counted
 
 _LISTS = ("datasets", "test_datasets", "pretraining_dataset")
 _SUFFIXES = {
@@ -270,14 +271,14 @@ def few_rows(subject: Subject) -> Findings:
     if rows < world * micro and not subject.has("sample_packing"):
         yield subject.found(
             "CFG503",
-            f"{rows} rows for {world} processes × {micro}: not one batch for each",
+            f"{counted(rows, 'row')} for {counted(world, 'process')} × {micro}: not one batch for each",
             "datasets",
             severity="error" if rows < world else "warning",
         )
     elif rows < world * micro * steps:
         yield subject.found(
             "CFG503",
-            f"{rows} rows are fewer than one step takes ({micro} × {steps} × {world} processes)",
+            f"{are(rows, 'row')} fewer than one step takes ({micro} × {steps} × {counted(world, 'process')})",
             "datasets",
             severity="note" if subject.has("sample_packing") else "warning",
         )

@@ -19,6 +19,7 @@ from coordinator.checks.subject import (
     text,
     whole,
 )
+from coordinator.core.words import counted
 
 # Two floats that were written differently are equal (`1e-4` and `0.0001`).
 _CLOSE = 1e-12
@@ -97,7 +98,7 @@ def _total_agrees(subject: Subject, use: DeepSpeedUse, micro: int | None, steps:
         yield subject.found_in_deepspeed(
             use,
             "CFG206",
-            f"`train_batch_size` is {shown(total)}, but {micro} × {steps} × {subject.world} processes"
+            f"`train_batch_size` is {shown(total)}, but {micro} × {steps} × {counted(subject.world, 'process')}"
             f" are {each * subject.world}",
             "train_batch_size",
             edits=(put("auto", "train_batch_size"),),

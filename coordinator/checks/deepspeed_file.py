@@ -17,8 +17,13 @@ from coordinator.render.presets import PRESET_FILES, PRESET_FOLDER, preset
 _COMMA = "a comma before the closing bracket"
 
 
-def read_file(files: Files, path: str, *, file: str, key: str, line: int | None) -> object | Finding:
+def read_file(
+    files: Files, path: str, *, file: str, key: str, line: int | None, other: str | None = None
+) -> object | Finding:
     """The JSON that `path` names, Axolotl's presets included, or the finding that says why there is none.
+
+    Args:
+        other: the file that another place names for the same purpose, and that is there.
 
     Returns:
         Whatever the JSON holds; CFG020 or CFG023 where there is none.
@@ -28,11 +33,15 @@ def read_file(files: Files, path: str, *, file: str, key: str, line: int | None)
         known = preset(path)
         if known is not None:
             return known
-        meant = _meant(files, path)
+        meant = other or _meant(files, path)
+        if other is not None:
+            hint = f"write {other}, which the Axolotl config names"
+        else:
+            hint = f"did you mean {meant}?" if meant else f"Axolotl's presets are {', '.join(PRESET_FILES)}"
         return finding(
             "CFG020",
             f"{shown(path)} does not exist",
-            hint=f"did you mean {meant}?" if meant else f"Axolotl's presets are {', '.join(PRESET_FILES)}",
+            hint=hint,
             file=file,
             key=key,
             line=line,
@@ -49,6 +58,7 @@ def parse(data: bytes, name: str) -> object | Finding:
             f"{shown(name)} begins with a byte order mark, which Python's JSON reader refuses",
             hint="save it as UTF-8 without one (`sed -i '1s/^\\xEF\\xBB\\xBF//' FILE`)",
             file=name,
+            evidence=as_evidence((Edit("mark"),)),
         )
     try:
         written = data.decode("utf-8")

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from coordinator.core.protocol import Finding
 
-Operation = Literal["set", "remove", "rename", "indent", "append", "space", "tabs", "comma", "line"]
+Operation = Literal["set", "remove", "rename", "indent", "append", "space", "tabs", "comma", "mark", "line"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Edit:
     Attributes:
         operation: `set` a key to `value`, `remove` it, `rename` it to `value`, `indent` it under the section
             `value`, `append` `value` to a list; or mend the text itself: a `space` after each colon that lacks it,
-            `tabs` into spaces, a `comma` before a closing bracket, the `line` number `value` that says nothing new.
+            `tabs` into spaces; a `comma` before a closing bracket, a byte order `mark`, or the `line` number `value`,
+            which says nothing new, taken out.
         path: the key, from the top.
         file: another file than the finding's.
     """
@@ -35,7 +36,7 @@ class Edit:
 
     def as_json(self) -> JsonValue:
         made: dict[str, JsonValue] = {"operation": self.operation, "path": list(self.path)}
-        if self.operation not in ("remove", "space", "tabs", "comma"):
+        if self.operation not in ("remove", "space", "tabs", "comma", "mark"):
             made["value"] = self.value
         if self.file is not None:
             made["file"] = self.file

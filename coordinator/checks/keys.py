@@ -133,6 +133,14 @@ _RETIRED: Mapping[str, object] = {
     "backward_prefetch": "BACKWARD_PRE",
 }
 
+# `utils/config/__init__.py`: which schema reads a dataset; supervised training's reads all others.
+_DATASET_OF_RL: Mapping[str, str] = {
+    "dpo": "#DPODataset", "ipo": "#DPODataset", "simpo": "#DPODataset", "kto": "#KTODataset",
+}  # fmt: skip
+
+# Validators of the dataset's own take these out where they are set to nothing.
+_EMPTIED = ("chat_template", "message_field_role", "message_field_content")
+
 # Sections whose keys are looked at too; the rest are handed on by Axolotl as they are.
 _LISTS_OF_DATASETS = ("datasets", "test_datasets", "pretraining_dataset")
 
@@ -261,8 +269,23 @@ def wrong_types(subject: Subject) -> Findings:
     for key, value in subject.settings.items():
         kind = table.keys.get(key)
         wrong = misfit(kind, value, table.models) if kind is not None else None
+        if wrong is None and key == "datasets":
+            wrong = _misfit_of_a_dataset(subject)
         if wrong is not None:
             yield _misfit(subject, key, wrong)
+
+
+def _misfit_of_a_dataset(subject: Subject) -> Misfit | None:
+    """Axolotl reads each as the one kind that its `rl` and `type` stand for, once any kind has taken it."""
+    table = key_table()
+    for index, item in enumerate(items(subject.get("datasets"))):
+        kind: str = _DATASET_OF_RL.get(str(subject.get("rl")), "#SFTDataset")
+        if kind == "#SFTDataset" and mapping(item).get("type") == "_synthetic":
+            kind = "#SyntheticDataset"
+        wrong = misfit(kind, item, table.models)
+        if wrong is not None and (wrong.value or wrong.path[0] not in _EMPTIED):
+            return Misfit((str(index), *wrong.path), wrong.value, wrong.expected, wrong.choices)
+    return None
 
 
 def _misfit(subject: Subject, key: str, wrong: Misfit) -> Finding:
@@ -282,7 +305,8 @@ def _misfit(subject: Subject, key: str, wrong: Misfit) -> Finding:
         return subject.found(
             "CFG608", f"{written}: Axolotl does not know this value", *path, hint=hint, edits=edits
         )
-    return subject.found("CFG605", f"{written}: Axolotl wants {wrong.expected}", *path)
+    quotes = "write the key in quotes" if wrong.expected.startswith("a key that is") else None
+    return subject.found("CFG605", f"{written}: Axolotl wants {wrong.expected}", *path, hint=quotes)
 
 
 def required_keys(subject: Subject) -> Findings:

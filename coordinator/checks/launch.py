@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from coordinator.checks.edits import put
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, mapping, shown, whole
+from coordinator.core.words import are, counted
 
 LAUNCHERS = ("pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm")
 _ALONE = ("NO", "MULTI_CPU")
@@ -41,6 +42,10 @@ def _count(value: object) -> int | None:
 
 def _typed(value: object) -> str:
     return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+
+
+def _ranks(machines: int) -> str:
+    return "the only rank is 0" if machines == 1 else f"ranks are 0 to {machines - 1}"
 
 
 def _meant_for_several(subject: Subject, values: Mapping[str, object]) -> str | None:
@@ -141,7 +146,7 @@ def machines(subject: Subject) -> Findings:
     elif subject.asked_nodes is not None and count is not None and count != subject.asked_nodes:
         yield subject.found_in_accelerate(
             "CFG118",
-            f"`num_machines: {count}`, but {subject.asked_nodes} nodes are asked for",
+            f"`num_machines: {count}`, but {are(subject.asked_nodes, 'node')} asked for",
             "num_machines",
         )
 
@@ -178,7 +183,8 @@ def processes(subject: Subject) -> Findings:
     elif subject.asked_gpus_per_node and total != count * subject.asked_gpus_per_node:
         yield subject.found_in_accelerate(
             "CFG118",
-            f"`num_processes: {total}`, but {count} nodes with {subject.asked_gpus_per_node} GPUs are asked for",
+            f"`num_processes: {total}`, but {counted(count, 'node')} with"
+            f" {counted(subject.asked_gpus_per_node, 'GPU')} {'is' if count == 1 else 'are'} asked for",
             "num_processes",
             hint=f"write `num_processes: {count * subject.asked_gpus_per_node}`",
         )
@@ -204,7 +210,7 @@ def rank(subject: Subject) -> Findings:
     if number is None or number < 0 or (count > 1 and number >= count):
         yield subject.found_in_accelerate(
             "CFG109",
-            f"`machine_rank: {shown(given)}` with {count} machines: ranks are 0 to {count - 1}",
+            f"`machine_rank: {shown(given)}` with {counted(count, 'machine')}: {_ranks(count)}",
             "machine_rank",
         )
 
@@ -303,7 +309,7 @@ def gpu_ids(subject: Subject) -> Findings:
     elif len(listed) < per_machine:
         yield subject.found_in_accelerate(
             "CFG114",
-            f"`gpu_ids: {shown(given)}` names {len(listed)} GPUs for {per_machine} processes per machine",
+            f"`gpu_ids: {shown(given)}` names {counted(len(listed), 'GPU')} for {counted(per_machine, 'process')} per machine",
             "gpu_ids",
             severity="error",
             edits=(put("all", "gpu_ids"),),

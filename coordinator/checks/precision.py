@@ -55,7 +55,7 @@ def _own(subject: Subject) -> str | None:
 
 
 def possible(subject: Subject) -> Findings:
-    """CFG403, CFG404, CFG405: what the GPUs of the replicas cannot do."""
+    """CFG403, CFG404, CFG405: what the GPUs of the replicas, or those that the user names, cannot do."""
     for name, capability in _capabilities(subject):
         shape = f"{name} (sm_{capability[0]}{capability[1]})"
         for key in ("bf16", "bfloat16"):
@@ -87,13 +87,15 @@ def possible(subject: Subject) -> Findings:
 
 
 def _capabilities(subject: Subject) -> list[tuple[str, tuple[int, int]]]:
-    """Each kind of GPU among the replicas once, with its compute capability."""
+    """Each kind of GPU among the replicas once, with its compute capability; else the kind that the user names."""
     kinds: dict[str, tuple[int, int]] = {}
     for facts in subject.facts:
         for gpu in facts.gpus:
             major, dot, minor = (gpu.compute_capability or "").partition(".")
             if dot and major.isdigit() and minor.isdigit():
                 kinds[gpu.name] = (int(major), int(minor))
+    if not subject.facts and subject.gpu is not None:
+        return [(shown(subject.gpu.name), subject.gpu.capability)]
     return sorted(kinds.items())
 
 

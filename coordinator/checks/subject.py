@@ -12,6 +12,7 @@ from typing import Literal
 
 from coordinator.checks.edits import Edit, as_evidence
 from coordinator.checks.files import Files
+from coordinator.checks.gpus import Gpu
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Facts, Finding, Severity
 from coordinator.core.yaml import Document
@@ -74,6 +75,7 @@ class Subject:
         asked_nodes, asked_gpus_per_node: only what the submission itself asks for.
         data_roots: folders that the replicas allow absolute paths in; empty where it is not known.
         purpose: `check` judges an accelerate file as if launched as it stands, `submit` replaces its topology.
+        gpu: what the job is for, where the user says it and no facts do.
     """
 
     settings: Mapping[str, object]
@@ -88,6 +90,7 @@ class Subject:
     asked_nodes: int | None
     asked_gpus_per_node: int | None
     purpose: Purpose
+    gpu: Gpu | None = None
 
     def get(self, key: str) -> object:
         """A setting of the Axolotl config; None where it is absent, as Axolotl itself reads it."""

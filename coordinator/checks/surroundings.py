@@ -6,6 +6,7 @@ import posixpath
 import re
 
 from coordinator.checks.subject import Findings, Subject, items, mapping, number, shown, text, whole
+from coordinator.core.words import counted
 
 # Organisations whose models ask for an accepted licence and a token.
 _GATED = ("meta-llama/", "google/gemma", "mistralai/", "CohereForAI/", "CohereLabs/", "bigcode/starcoder")
@@ -155,7 +156,9 @@ def parallel_sizes(subject: Subject) -> Findings:
             continue
         product *= size
         if subject.world % product:
-            yield subject.found("CFG811", f"`{key}: {size}` does not divide {subject.world} processes", key)
+            yield subject.found(
+                "CFG811", f"`{key}: {size}` does not divide {counted(subject.world, 'process')}", key
+            )
             return
 
 
@@ -176,7 +179,8 @@ def unequal_gpus(subject: Subject) -> Findings:
         )
     elif asked and counts[-1] < asked:
         yield subject.found(
-            "CFG810", f"{asked} GPUs per node are asked for, and no replica has more than {counts[-1]}"
+            "CFG810",
+            f"{counted(asked, 'GPU')} per node asked for, but no replica has more than {counts[-1]}",
         )
 
 

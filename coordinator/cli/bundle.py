@@ -14,11 +14,14 @@ from pathlib import Path, PurePosixPath
 
 from coordinator.cli.console import size
 from coordinator.cli.exits import Exit, Stop
-from coordinator.core.protocol import BundleFile
+from coordinator.core.catalogue import finding
+from coordinator.core.protocol import BundleFile, Finding
 from coordinator.core.regular import read_regular
 
 LIMIT_BYTES = 64 << 20
 LIMIT_FILES = 1024
+# Files of a folder are counted so far: what has more has too many, however many.
+MOST_LOOKED_AT = 20_000
 
 _DATA_SUFFIXES = frozenset({".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".gz", ".zst"})
 # `path: json, data_files: …` names one of the datasets library's builders, not a place.
@@ -89,34 +92,62 @@ def _is_template_path(text: str) -> bool:
     return "\n" not in text and "{" not in text and len(text) < 1024
 
 
-def collect(
-    folder: Path, config: Mapping[str, object], more: tuple[Reference, ...] = ()
-) -> tuple[BundleFile, ...]:
-    """Reads the files a config names, relative to `folder`.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What would travel, by its path in the bundle, and why it cannot where it cannot."""
+
+    files: Mapping[str, Path]
+    findings: tuple[Finding, ...]
+
+
+def survey(
+    folder: Path, config: Mapping[str, object], more: tuple[Reference, ...] = (), *, name: str = "config.yml"
+) -> Survey:
+    """Looks for the files a config names, relative to `folder`, and reads none of them.
 
     Args:
         more: references of other files of the submission (`deepspeed_config_file` of an accelerate file).
+        name: the config's own, for findings: CFG021, CFG025, CFG026.
+    """
+    found: dict[str, Path] = {}
+    keys: dict[str, str] = {}
+    refused: list[Finding] = []
+    for reference in (*references(config), *more):
+        try:
+            for relative, path in _files(folder, reference):
+                if len(found) > MOST_LOOKED_AT:
+                    break
+                found.setdefault(relative, path)
+                keys.setdefault(relative, reference.key)
+        except _Refused as why:
+            refused.append(why.finding.model_copy(update={"file": name, "key": reference.key}))
+    refused.extend(_too_much(_sizes(found), keys, name))
+    return Survey(found, tuple(refused))
+
+
+def collect(
+    folder: Path, config: Mapping[str, object], more: tuple[Reference, ...] = ()
+) -> tuple[BundleFile, ...]:
+    """Reads the files a config names, relative to `folder`. `more` as in `survey`.
 
     Raises:
         Stop: for a file that is missing, lies outside the folder, or makes the bundle too large.
     """
-    found: dict[str, Path] = {}
-    for reference in (*references(config), *more):
-        for relative, path in _files(folder, reference):
-            found.setdefault(relative, path)
-    if len(found) > LIMIT_FILES:
-        raise Stop(
-            Exit.FAILED,
-            f"The config names {len(found)} files; at most {LIMIT_FILES} travel with a submission.",
-            hint=_ELSEWHERE,
+    seen = survey(folder, config, more)
+    for refusal in seen.findings:
+        place = f"{refusal.key}: " if refusal.code != "CFG026" else ""
+        raise Stop(Exit.FAILED, f"{place}{refusal.message}.", hint=refusal.hint or "")
+    return _read(seen.files)
+
+
+class _Refused(Exception):
+    """A reference that cannot travel; `finding` lacks its place."""
+
+    def __init__(self, code: str, path: str, problem: str, hint: str | None = None) -> None:
+        super().__init__(problem)
+        self.finding = finding(
+            code, f"{path} {problem}", hint=hint, severity="error", evidence={"path": path}
         )
-    return _read(found)
-
-
-_ELSEWHERE = (
-    "Put large data on a volume that all replicas mount and name it by its absolute path (under "
-    "RANKCALL_DATA_ROOTS), or on the Hugging Face hub."
-)
 
 
 def _files(folder: Path, reference: Reference) -> Iterator[tuple[str, Path]]:
@@ -130,65 +161,79 @@ def _files(folder: Path, reference: Reference) -> Iterator[tuple[str, Path]]:
         return
     base, real = folder.resolve(), path.resolve()
     if not real.is_relative_to(base) or real == base:
-        raise Stop(
-            Exit.FAILED,
-            f"{reference.key}: {name} lies outside the config's folder {base}.",
-            hint="Only files in the config's own folder travel with it; move the config or the file.",
-        )
+        hint = "Only files in the config's own folder travel with it; move the config or the file."
+        raise _Refused("CFG025", name, f"lies outside the config's folder {base}", hint)
     if real.is_dir():
         yield from _tree(base, real, PurePosixPath(os.path.normpath(name)))
     elif real.is_file():
         yield os.path.normpath(name), real
     else:
-        raise Stop(Exit.FAILED, f"{reference.key}: {name} is neither a file nor a folder.")
+        raise _Refused("CFG021", name, "is neither a file nor a folder", "")
 
 
 def _tree(base: Path, root: Path, name: PurePosixPath) -> Iterator[tuple[str, Path]]:
     """All files below a folder, under the name it was given; what links out of the config's folder is left out."""
-    for path in sorted(root.rglob("*")):
-        relative = path.relative_to(root)
-        if _UNWANTED.intersection(relative.parts) or not path.is_file():
-            continue
-        if path.resolve().is_relative_to(base):
-            yield str(name / relative.as_posix()), path
+    for above, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - _UNWANTED)
+        for one in sorted(set(names) - _UNWANTED):
+            path = Path(above, one)
+            if path.is_file() and path.resolve().is_relative_to(base):
+                yield str(name / path.relative_to(root).as_posix()), path
+
+
+def _sizes(found: Mapping[str, Path]) -> dict[str, int]:
+    """What cannot be looked at weighs nothing here: reading it says why."""
+    sizes = {}
+    for name, path in found.items():
+        try:
+            sizes[name] = path.stat().st_size
+        except OSError:
+            sizes[name] = 0
+    return sizes
+
+
+def _too_much(sizes: Mapping[str, int], keys: Mapping[str, str], name: str) -> Iterator[Finding]:
+    """CFG026: more than a submission carries."""
+    total = sum(sizes.values())
+    if len(sizes) > LIMIT_FILES:
+        count = f"{len(sizes)}" if len(sizes) <= MOST_LOOKED_AT else f"more than {MOST_LOOKED_AT}"
+        message = f"the config names {count} files; at most {LIMIT_FILES} travel with a submission"
+    elif total > LIMIT_BYTES:
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+        named = ", ".join(f"{path} ({size(count)})" for path, count in largest)
+        message = (
+            f"the files that travel with the config are {size(total)}; the limit is {size(LIMIT_BYTES)}"
+            f" (the largest: {named})"
+        )
+    else:
+        return
+    heaviest = max(sizes, key=lambda one: sizes[one])
+    yield finding("CFG026", message, file=name, key=keys[heaviest])
 
 
 def _read(found: Mapping[str, Path]) -> tuple[BundleFile, ...]:
     """The files, of which nothing is read that is over the limit: one may grow meanwhile, or have no true size."""
+    files = []
+    left = LIMIT_BYTES
     try:
-        sizes = {name: path.stat().st_size for name, path in found.items()}
-        if sum(sizes.values()) > LIMIT_BYTES:
-            raise _too_much(sizes)
-        files = []
-        left = LIMIT_BYTES
         for name, path in found.items():
             data = read_regular(path, left)
             left -= len(data)
             if left < 0:
-                raise _too_much(sizes | {name: len(data)})
+                said = f"{name} is larger than its size says; the limit is {size(LIMIT_BYTES)} for all files."
+                raise Stop(Exit.FAILED, said, hint="Put it elsewhere; `rankcall explain CFG026` says more.")
             files.append(BundleFile(path=name, data=data))
     except OSError as error:
         raise Stop(Exit.FAILED, f"{error.filename} cannot be read: {error.strerror}.") from None
     return tuple(files)
 
 
-def _too_much(sizes: Mapping[str, int]) -> Stop:
-    largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
-    named = ", ".join(f"{name} ({size(count)})" for name, count in largest)
-    return Stop(
-        Exit.FAILED,
-        f"The files that travel with the config are {size(sum(sizes.values()))}; "
-        f"the limit is {size(LIMIT_BYTES)}. The largest: {named}.",
-        hint=_ELSEWHERE,
-    )
-
-
-def _missing(folder: Path, reference: Reference) -> Stop:
+def _missing(folder: Path, reference: Reference) -> _Refused:
     near = near_names(folder, reference.path)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Paths are relative to {folder.resolve()}."
     if not near and Path(reference.path).exists():
         hint = f"There is one in the current directory, but paths are relative to the config: {folder.resolve()}."
-    return Stop(Exit.FAILED, f"{reference.key}: there is no file {reference.path}.", hint=hint)
+    return _Refused("CFG021", reference.path, "does not exist", hint)
 
 
 def near_names(folder: Path, wanted: str, count: int = 3) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cache
@@ -24,6 +25,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 # Where nobody looks at a terminal, a table is as wide as its content.
 _PIPE_WIDTH = 10_000
+# Of a wrapped line, and the width below which a terminal wraps by itself.
+_HANGING = 2
+_NARROWEST = 40
 # Of a traceback: the raising frame, its callers, and the exception.
 _EVIDENCE_LINES = 12
 
@@ -122,8 +126,27 @@ def shortened(text: str, most: int = 100) -> str:
 
 
 def say_finding(finding: Finding) -> None:
+    """Wrapped between words where a terminal shows it; a pipe gets each line whole."""
+    width = talk().width if sys.stderr.isatty() else None
     for text, style in finding_lines(finding):
-        say(text, style)
+        for line in wrapped(text, width):
+            say(line, style)
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """Lines of at most `width` (None: any), what follows the first one indented; a quoted line, and a word that is
+    longer, stay whole, so that they can be copied."""
+    if width is None or text.startswith("  | "):
+        return [text]
+    indent = len(text) - len(text.lstrip()) + _HANGING
+    lines = textwrap.wrap(
+        text,
+        max(width, _NARROWEST),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [text]
 
 
 def size(count: float) -> str:
@@ -135,11 +158,6 @@ def size(count: float) -> str:
         if count < 1024 or unit == "TiB":
             return f"{count:.1f} {unit}"
     raise AssertionError("unreachable")
-
-
-def counted(number: int, what: str) -> str:
-    """1 file, 2 files."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def duration(seconds: float | None) -> str:

@@ -26,6 +26,7 @@ from coordinator.core.lease import LeaseFolder
 from coordinator.core.process import environment_values, start
 from coordinator.core.protocol import Facts, Finding
 from coordinator.core.whereabouts import BadHint, Hints, Place, decide, hints_of, recogniser, resolve
+from coordinator.core.words import are
 from coordinator.listeners import listener_on
 from coordinator.match import match
 
@@ -160,7 +161,7 @@ def _leftovers(container: Container) -> Iterator[Finding]:
     if training and not _is_locked(layout.agent_lock):
         yield finding(
             "SYS027",
-            f"{len(training)} processes of a training run here without an agent (pid {training[0]} …).",
+            f"{are(len(training), 'process')} left here of a training, without an agent (pid {training[0]} …).",
             evidence={"pids": list(training[:32])},
         )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coordinator.cli.board import figures, mark, stage_duration, state_word
-from coordinator.cli.console import clock, counted, finding_lines, shortened, size, write, write_table
+from coordinator.cli.console import clock, finding_lines, shortened, size, write, write_table
 from coordinator.core.views import JobView
+from coordinator.core.words import counted
 
 
 def write_job(job: JobView) -> None:

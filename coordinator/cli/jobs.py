@@ -231,10 +231,11 @@ def artifacts(
     """List the files of a job's result, or download them (resumed where it broke off, SHA-256 checked)."""
     from fnmatch import fnmatch
 
-    from coordinator.cli.console import counted, say, size, write_json, write_table
+    from coordinator.cli.console import say, size, write_json, write_table
     from coordinator.cli.exits import Exit, Stop, of_job
     from coordinator.cli.remote import Remote
     from coordinator.core.views import TERMINAL_STATES
+    from coordinator.core.words import counted
 
     with Remote() as remote:
         shown = remote.job(job_id)

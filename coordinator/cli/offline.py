@@ -30,7 +30,8 @@ def check(
         typer.Option("--deep", help="Ask Axolotl's own schema too (where it is installed; takes seconds)."),
     ] = False,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="The GPU the job is for, such as 'RTX 5090'.")
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="The GPU the job is for, such as 'RTX 5090' or sm_120."),
     ] = None,
     fix: Annotated[
         bool, typer.Option("--fix", help="Write corrected files beside the originals (NAME.fixed.yml).")
@@ -79,12 +80,15 @@ def render(
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", help="Answered by base and tuned model at the end.")
     ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", metavar="CODE", help="Render in spite of this finding.")
+    ] = None,
     why: Annotated[
         bool, typer.Option("--why", help="Say the reason for every value that was chosen.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write what each rank would get: files, environment and commands."""
+    """Write what each rank would get: files, environment and commands; exit 1 where `check` would reject the config."""
     from coordinator.cli.render import Wanted, render_all
     from coordinator.cli.submission import Asked
 
@@ -96,6 +100,7 @@ def render(
         prompts=tuple(prompt or ()),
         accelerate=accelerate,
         deepspeed=deepspeed,
+        allow=tuple(allow or ()),
     )
     wanted = Wanted(nodes, gpus_per_node, master_addr, master_port, rank, interface)
     render_all(asked, wanted, output=output, why=why, json=json)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.cli.console import say, write, write_json
+from coordinator.cli.console import say, say_finding, write, write_json
 from coordinator.cli.exits import Exit, Stop
-from coordinator.cli.submission import Asked, with_settings
+from coordinator.cli.submission import Asked, read, rules_of, with_settings
 from coordinator.core.views import RenderedFileView, RenderedView
+from coordinator.core.words import are, counted
 from coordinator.render import Rendered, RenderError, Site, Topology, render
 from coordinator.render.model import ACCELERATE_FILE, AXOLOTL_FILE, COMPARE_FILE, DEEPSPEED_FILE
 
@@ -48,19 +49,23 @@ class Wanted:
 
 
 def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, json: bool) -> None:
-    """Renders every wanted rank.
+    """Renders every wanted rank of a config that the rules accept.
 
     Raises:
-        Stop: for a config nothing can be rendered from, or a folder that cannot be written.
+        Stop: for a config that the rules reject or nothing can be rendered from, or a folder that cannot be written.
     """
     if wanted.rank is not None and wanted.rank >= wanted.nodes:
-        raise Stop(Exit.USAGE, f"Rank {wanted.rank} is not among {wanted.nodes} nodes: ranks count from 0.")
+        raise Stop(
+            Exit.USAGE,
+            f"Rank {wanted.rank} is not among {counted(wanted.nodes, 'node')}: ranks count from 0.",
+        )
     _judge_address(wanted.master_address, wanted.nodes)
     if wanted.interface is not None and not _INTERFACE.fullmatch(wanted.interface):
         raise Stop(
             Exit.USAGE, f"--interface {wanted.interface!r} is no name of a network interface, such as eth0."
         )
     ranks = range(wanted.nodes) if wanted.rank is None else (wanted.rank,)
+    _judge(asked)
     submission = with_settings(asked)
     try:
         topology = Topology(wanted.nodes, wanted.gpus_per_node, wanted.master_address, wanted.master_port)
@@ -76,7 +81,7 @@ def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, 
         raise Stop(Exit.FAILED, f"{f'{place}: ' if place else ''}{error.message}.") from None
     if output is not None:
         _write_all(output, rendered, every_rank=wanted.rank is None)
-        say(f"{len(rendered)} ranks are in {output}.")
+        say(f"{are(len(rendered), 'rank')} in {output}.")
     if json:
         write_json([_view(rank, one) for rank, one in rendered.items()])
     elif output is None:
@@ -84,6 +89,25 @@ def render_all(asked: Asked, wanted: Wanted, *, output: Path | None, why: bool, 
             _print(rank, one)
     if why:
         _explain(next(iter(rendered.values())))
+
+
+def _judge(asked: Asked) -> None:
+    """What is rendered from a config that cannot work is of no use.
+
+    Raises:
+        Stop: with what is wrong.
+    """
+    judged = rules_of(asked, read(asked))
+    if judged.verdict == "reject":
+        raise Stop(
+            Exit.FAILED,
+            f"{asked.config} is refused; nothing was rendered.",
+            hint="`rankcall explain CODE` says more; --allow CODE goes on in spite of one.",
+            findings=judged.findings,
+        )
+    for one in judged.findings:
+        if one.severity == "warning":
+            say_finding(one)
 
 
 def _judge_address(written: str, nodes: int) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.cli.bundle import Reference, collect, near_names
+from coordinator.cli.bundle import Reference, collect, near_names, survey
 from coordinator.cli.console import size
 from coordinator.cli.exits import Exit, Stop
 from coordinator.core.regular import read_regular
 
 if TYPE_CHECKING:
+    from coordinator.checks import Purpose
+    from coordinator.core.protocol import Finding
     from coordinator.core.views import CheckVerdict, Deadlines, Submission, SubmittedFile
 
 
@@ -73,10 +76,47 @@ def with_settings(asked: Asked) -> Submission:
 
 
 def judge(asked: Asked, submission: Submission) -> CheckVerdict:
+    """What is said of a submission whose files lie in the config's folder, and travel with it."""
+    from coordinator.checks import verdict
+
+    said = rules_of(asked, submission)
+    return verdict((*said.findings, *burden(asked, submission, "submit")), submission.allow)
+
+
+def rules_of(asked: Asked, submission: Submission) -> CheckVerdict:
     """What the rules say of a submission whose files lie in the config's folder."""
     from coordinator.checks import FolderFiles, check
 
     return check(submission, files=FolderFiles(asked.config.parent), purpose="submit")
+
+
+def burden(asked: Asked, submission: Submission, purpose: Purpose) -> tuple[Finding, ...]:
+    """Why the files that a config names cannot travel with it, as far as no rule sees it: too much (CFG026), and links
+    that lead out of the config's folder (CFG025: a `check` only warns of that, as the rule does)."""
+    from coordinator.core import yaml
+
+    try:
+        document = yaml.read(submission.config, submission.config_name)
+        config = yaml.apply_overrides(document.values, submission.overrides)
+    except (yaml.YamlError, yaml.OverrideError):
+        return ()
+    named = _carried(config, asked)
+    seen = survey(asked.config.parent, named, _of_accelerate(submission.accelerate), name=document.name)
+    return tuple(
+        one.model_copy(
+            update={
+                "line": document.line(*(one.key or "").split(".")),
+                "severity": "warning" if one.code == "CFG025" and purpose == "check" else "error",
+            }
+        )
+        for one in seen.findings
+        if one.code == "CFG026" or (one.code == "CFG025" and not _climbs(str(one.evidence["path"])))
+    )
+
+
+def _climbs(path: str) -> bool:
+    """Out of the folder as it is written: a rule has that."""
+    return posixpath.normpath(path).startswith("..")
 
 
 def read(asked: Asked) -> Submission:
@@ -150,7 +190,11 @@ def _effective(asked: Asked, text: str) -> Mapping[str, object]:
     except yaml.YamlError as error:
         shown = f"\n    {error.text}" if error.text else ""
         raise Stop(Exit.FAILED, f"{error}{shown}") from None
-    # Where a DeepSpeed file of its own is brought, rankcall puts that one in both places.
+    return _carried(config, asked)
+
+
+def _carried(config: Mapping[str, object], asked: Asked) -> Mapping[str, object]:
+    """What may name files that travel: where a DeepSpeed file is brought, rankcall puts that one in both places."""
     return {key: value for key, value in config.items() if key != "deepspeed" or asked.deepspeed is None}
 
 

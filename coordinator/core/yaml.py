@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from coordinator.core.tabs import Span, separating_tab, span_of
+
 if TYPE_CHECKING:
     from yaml import SafeLoader as _PyYamlLoader
 else:
@@ -29,8 +31,9 @@ else:
 MAX_NODES = 50_000
 MAX_DEPTH = 64
 MAX_NUMBER = 400
-# Characters that the slow scanner is asked to read: a fifth of a second.
+# Characters that PyYAML's own scanner is asked to read: a fifth of a second.
 MAX_SCANNED = 20_000
+_TAB = "a tab is used {}; YAML takes spaces only"
 
 KeyPath = tuple[str, ...]
 
@@ -155,7 +158,7 @@ def read(text: str, name: str = "config.yml") -> Document:
         raise YamlError(name, line, column, f"unprintable character {bad.group()!r}", _line_of(lines, line))
     loader = _SafeLoader(text)
     try:
-        _bound(text, name)
+        scalars = _bound(text, name)
         root = loader.get_node() if loader.check_node() else None
         if root is None:
             raise YamlError(name, 0, 0, "the file is empty")
@@ -171,7 +174,7 @@ def read(text: str, name: str = "config.yml") -> Document:
         walk = _Walk(name)
         walk.visit(root, (), 0)
         values = loader.construct_document(root)
-        _refuse_separating_tabs(text)
+        _refuse_separating_tabs(text, scalars, name, lines)
         if not isinstance(values, dict):  # `!!set {a, b}`
             raise YamlError(name, root.start_mark.line + 1, root.start_mark.column + 1, _not_a_mapping(root))
         for key_node, _ in root.value:
@@ -285,14 +288,22 @@ def _index(part: str) -> int | None:
     return int(part) if re.fullmatch(r"[0-9]{1,9}", part) else None
 
 
-def _bound(text: str, name: str) -> None:
-    """Reads the events, which takes neither recursion nor memory, before anything is built from them."""
+def _bound(text: str, name: str) -> list[Span]:
+    """Reads the events, which takes neither recursion nor memory, before anything is built from them.
+
+    Returns:
+        Where its scalars stand, if there are tabs to be judged.
+    """
     depth = nodes = 0
+    scalars: list[Span] = []
+    tabs = "\t" in text
     for event in yaml.parse(text, Loader=_SafeLoader):
         if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if not isinstance(event, yaml.NodeEvent):
             continue
+        if tabs and isinstance(event, yaml.ScalarEvent) and (span := span_of(event, text)) is not None:
+            scalars.append(span)
         nodes += 1
         depth += isinstance(event, yaml.CollectionStartEvent)
         if nodes > MAX_NODES:
@@ -305,17 +316,25 @@ def _bound(text: str, name: str) -> None:
             continue
         mark = event.start_mark
         raise YamlError(name, mark.line + 1 if mark else 0, mark.column + 1 if mark else 0, problem)
+    return scalars
 
 
-def _refuse_separating_tabs(text: str) -> None:
+def _refuse_separating_tabs(text: str, scalars: Sequence[Span], name: str, lines: Sequence[str]) -> None:
     """libyaml, which reads here, lets tabs stand where PyYAML's own scanner takes spaces only; Axolotl and accelerate
-    read with the latter.
+    read with the latter. It has the last word, but is too slow for a long text.
 
     Raises:
         yaml.MarkedYAMLError: as that scanner says it.
+        YamlError: for a long text.
     """
-    if "\t" not in text or len(text) > MAX_SCANNED:
+    at = separating_tab(text, scalars)
+    if at is None:
         return
+    if len(text) > MAX_SCANNED:
+        line = text.count("\n", 0, at) + 1
+        begins = text.rfind("\n", 0, at) + 1
+        problem = _TAB.format("as a space" if text[begins:at].strip() else "for indentation")
+        raise YamlError(name, line, at - begins + 1, problem, _line_of(lines, line))
     for _ in yaml.scan(text, Loader=yaml.SafeLoader):
         pass
 
@@ -383,7 +402,7 @@ def _from_pyyaml(name: str, error: yaml.MarkedYAMLError, lines: Sequence[str]) -
     text = _line_of(lines, mark.line + 1)
     if text[mark.column : mark.column + 1] == "\t":
         indents = not text[: mark.column].strip()
-        problem = f"a tab is used {'for indentation' if indents else 'as a space'}; YAML takes spaces only"
+        problem = _TAB.format("for indentation" if indents else "as a space")
     return YamlError(name, mark.line + 1, mark.column + 1, problem, text)
 
 

@@ -31,6 +31,7 @@ from coordinator.core.process import ProcessId, end, environment_values, identif
 from coordinator.core.tied import tied
 from coordinator.core.views import JobView
 from coordinator.core.whereabouts import DEFAULT_PORT
+from coordinator.core.words import counted
 from coordinator.listeners import listener_of
 
 # Marks every process of a demo (the training's own environment is cleaned of it; `rankcall up` ends that).
@@ -86,7 +87,9 @@ def _run(
     folder: Path, nodes: int, port: int, stay: bool, processes: list[subprocess.Popen[bytes]]
 ) -> JobView:
     url = f"http://127.0.0.1:{port}"
-    say(f"The demo: {nodes} replicas on this machine fine-tune a small model. Everything is under {folder}.")
+    say(
+        f"The demo: a small model is fine-tuned by {counted(nodes, 'replica')} on this machine. Everything is under {folder}."
+    )
     model = _make_model(folder)
     processes.append(model)
     replicas: list[Replica] = []

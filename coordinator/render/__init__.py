@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from coordinator.core.protocol import RenderedFile
 from coordinator.core.views import Submission
+from coordinator.core.words import counted
 from coordinator.core.yaml import dump, load
 from coordinator.render.accelerate import accelerate_reasons, accelerate_values
 from coordinator.render.axolotl import axolotl_values, compare_values, output_dir, resumed
@@ -48,7 +49,7 @@ def render(
         RenderError: for a submission that cannot be read, or a rank outside the topology.
     """
     if not 0 <= site.rank < topology.nodes:
-        raise RenderError(f"rank {site.rank} is not among {topology.nodes} nodes")
+        raise RenderError(f"rank {site.rank} is not among {counted(topology.nodes, 'node')}")
     given = read(submission)
     folder = f"../attempt-{attempt_number}"
     files: list[RenderedFile] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from coordinator.core.protocol import RenderedFile
+from coordinator.core.words import counted
 
 ACCELERATE_FILE = "accelerate.yaml"
 AXOLOTL_FILE = "axolotl.yaml"
@@ -38,7 +39,9 @@ class Topology:
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus_per_node < 0:
-            raise RenderError(f"{self.nodes} nodes with {self.gpus_per_node} GPUs each cannot train")
+            raise RenderError(
+                f"{counted(self.nodes, 'node')} with {counted(self.gpus_per_node, 'GPU')} each cannot train"
+            )
         if not self.master_address or not 1 <= self.master_port <= 65535:
             raise RenderError(f"no rendezvous at {self.master_address!r} port {self.master_port}")
 

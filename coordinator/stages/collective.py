@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from coordinator.attempt import AttemptState, Job, Observed, Round
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectiveResult, Finding, Stage, TaskReport
+from coordinator.core.words import counted
 from coordinator.preflight import isolate
 from coordinator.preflight.collective_verdict import judge_collective
 from coordinator.preflight.isolate_verdict import outcome, tell
@@ -142,7 +143,7 @@ def _after_within(
             finding(
                 "COL020",
                 f"rank {seat.rank} ({seat.hostname or seat.address}) fails within itself, among its own "
-                f"{attempt.gpus_per_node} GPUs: {own[0].message if own else 'no sum was right'}",
+                f"{counted(attempt.gpus_per_node, 'GPU')}: {own[0].message if own else 'no sum was right'}",
                 replica=seat.replica_id,
             )
         )
@@ -234,7 +235,7 @@ def _passed(
     rate = f", {min(rates) / 1e6:.0f} MB/s" if rates else ""
     return Verdict(
         "passed",
-        f"{backend} up in {max(inits, default=0):.1f} s, sums right on {world} of {world} ranks{rate}",
+        f"{backend} up in {max(inits, default=0):.1f} s, sums right on {world} of {counted(world, 'rank')}{rate}",
         findings,
         figures={
             "backend": backend,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from coordinator.attempt import AttemptState, StageRecord
 from coordinator.core.protocol import Stage
+from coordinator.core.words import counted
 
 
 def doing(record: StageRecord, attempt: AttemptState) -> str:
     n = len(attempt.seats)
     who = f"{n} replicas" if n > 1 else "one replica"
+    ranks = counted(attempt.world_size, "rank")
     return {
         Stage.GATHER: f"Gathering {who}.",
         Stage.MATCH: f"Comparing {who}.",
         Stage.TCP: f"Probing every link between {who}.",
-        Stage.COLLECTIVE: f"Testing a collective over {attempt.world_size} ranks.",
+        Stage.COLLECTIVE: f"Testing a collective over {ranks}.",
         Stage.PREPARE: f"Preparing the data on {who}.",
-        Stage.TRAIN: f"Training on {attempt.world_size} ranks.",
+        Stage.TRAIN: f"Training on {ranks}.",
         Stage.COLLECT: "Collecting and verifying the model.",
         Stage.COMPARE: "Comparing the base and the tuned model.",
     }[record.stage]

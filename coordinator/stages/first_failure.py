@@ -56,7 +56,7 @@ def lost(
             (
                 finding(
                     "SYS003",
-                    f"rank {rank} ({member.name}) has not been heard of for {member.silent_s:.0f} s during {stage.value}.",
+                    f"rank {rank} ({member.name}) has not been heard of for {member.silent_s:.0f} s; {stage.value} cannot go on.",
                     stage=stage,
                     replica=member.replica_id,
                 ),

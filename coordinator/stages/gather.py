@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from coordinator.attempt import AttemptState, Job, Observed, Seat, Snapshot, StageRecord
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, Stage
+from coordinator.core.words import counted
 from coordinator.preflight.address import choose, offers
 from coordinator.rendezvous import Candidate, seats
 from coordinator.stages.proof import checks_only, doubt_of, unproven
@@ -70,9 +71,7 @@ def gather(job: Job, last: AttemptState | None, busy: Set[str], snapshot: Snapsh
     if lost and last is not None:
         verdict = f"{_again(last)}Waiting for {_named(lost, snapshot)} to come back, or for a spare."
     else:
-        verdict = (
-            f"{len(free)} of {job.nodes} replicas {'registered' if len(free) == len(here) else 'free'}, "
-        )
+        verdict = f"{len(free)} of {counted(job.nodes, 'replica')} {'registered' if len(free) == len(here) else 'free'}, "
         verdict += "waiting for one more." if missing == 1 else f"waiting for {missing} more."
     if waited_s >= NAME_MISSING_AFTER_S:
         verdict += _who_is_missing(snapshot, busy)
@@ -88,7 +87,7 @@ def gather(job: Job, last: AttemptState | None, busy: Set[str], snapshot: Snapsh
         return Gathered(replace(waiting, verdict=verdict), wake_at=wake_at)
     late = finding(
         "SYS001",
-        f"Only {len(free)} of {job.nodes} replicas were there after {job.deadlines.gather_s:.0f} s: {missing} missing."
+        f"Only {len(free)} of {counted(job.nodes, 'replica')} were there after {job.deadlines.gather_s:.0f} s: {missing} missing."
         + _who_is_missing(snapshot, busy),
         stage=Stage.GATHER,
         evidence={
@@ -222,7 +221,7 @@ def _new_attempt(
         state="passed",
         started_at=since,
         ended_at=now_at,
-        summary=f"{len(members)} of {job.nodes} replicas",
+        summary=f"{len(members)} of {counted(job.nodes, 'replica')}",
     )
     stages[1] = StageRecord(stage=stages[1].stage, state="running", started_at=now_at)
     return AttemptState(

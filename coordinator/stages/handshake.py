@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.attempt import AttemptState, Job, Observed, Seat
 from coordinator.core.protocol import Address, Stage, TaskReport, TcpResult
+from coordinator.core.words import counted
 from coordinator.match import Surroundings, match
 from coordinator.match.fabric import infiniband
 from coordinator.preflight.address import judge as judge_addresses
@@ -130,7 +131,7 @@ def judge_tcp_stage(
     links = [link for result in results.values() for link in result.links]
     rtts = [link.rtt_s for link in links if link.rtt_s is not None]
     rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
-    summary = f"{len(links)} links echoed" + (f", slowest {_time(max(rtts))}" if rtts else "")
+    summary = f"{counted(len(links), 'link')} echoed" + (f", slowest {_time(max(rtts))}" if rtts else "")
     return Verdict(
         "passed",
         f"{summary}, rendezvous on port {port}",

@@ -10,6 +10,7 @@ from coordinator.attempt import AttemptState, Job, Observed
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import CollectResult, RunResult, Stage, TaskReport
 from coordinator.core.views import ComparedAnswer
+from coordinator.core.words import counted
 from coordinator.stages.verdict import PENDING, Verdict, carried, task_id
 
 _COMPARISON = TypeAdapter(tuple[ComparedAnswer, ...])
@@ -43,7 +44,7 @@ def judge_collect(attempt: AttemptState, members: Sequence[Observed]) -> Verdict
     total = sum(a.size_bytes for a in result.artifacts)
     return Verdict(
         "passed",
-        f"{len(result.artifacts)} files, {total / 1e6:.1f} MB, {result.tensors} tensors whole",
+        f"{counted(len(result.artifacts), 'file')}, {total / 1e6:.1f} MB, {counted(result.tensors, 'tensor')} whole",
         own,
         figures={"bytes": total, "tensors": result.tensors, "weight_files": len(weights)},
         updates={"result_folder": result.folder},
@@ -73,7 +74,7 @@ def judge_compare(job: Job, attempt: AttemptState, members: Sequence[Observed]) 
         return Verdict("skipped", missed.message, (*carried([report]), missed))
     return Verdict(
         "passed",
-        f"{len(answers)} {'prompt' if len(answers) == 1 else 'prompts'} answered by both",
+        f"{counted(len(answers), 'prompt')} answered by both",
         carried([report]),
         updates={"comparison": answers},
     )

@@ -87,7 +87,7 @@ def overdue(
         member = members[gone.index(True)]
         lost = finding(
             "SYS003",
-            f"{names(members, gone)} has not been heard of for {member.silent_s:.0f} s during {stage.value}.",
+            f"{names(members, gone)} has not been heard of for {member.silent_s:.0f} s; {stage.value} cannot go on.",
             stage=stage,
             replica=member.replica_id,
         )

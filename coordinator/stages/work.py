@@ -10,6 +10,7 @@ from coordinator.attempt import AttemptState, Observed, Watched
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Finding, ProgressRecord, RunResult, Stage, TaskReport
 from coordinator.core.track import THRESHOLDS
+from coordinator.core.words import counted
 from coordinator.stages.first_failure import failures, first_kind, in_order, lost
 from coordinator.stages.numbers import judge_numbers
 from coordinator.stages.pace import judge_pace
@@ -38,7 +39,7 @@ def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict
     digests = {str(output.get("digest")) for output in outputs}
     samples = [output.get("rows") for output in outputs]
     if len(digests) > 1:
-        rows = ", ".join(f"rank {r}: {n} samples" for r, n in enumerate(samples))
+        rows = ", ".join(f"rank {r}: {counted(n, 'sample')}" for r, n in enumerate(samples))
         differ = finding(
             "RUN002",
             f"The replicas prepared different data ({rows}); they would take different numbers of steps and hang.",
@@ -47,7 +48,11 @@ def judge_prepare(attempt: AttemptState, members: Sequence[Observed]) -> Verdict
         )
         return Verdict("failed", differ.message, (differ,))
     count = samples[0] if samples else None
-    same = f"{count} samples, the same on every rank" if count is not None else "prepared on every rank"
+    same = (
+        f"{counted(count, 'sample')}, the same on every rank"
+        if count is not None
+        else "prepared on every rank"
+    )
     resume = choose(attempt, outputs)
     if resume.checkpoint is not None:
         same += f"; goes on from {resume.checkpoint}"
@@ -109,7 +114,7 @@ def judge_train(
     steps = starts[0].total_steps
     return Verdict(
         "passed",
-        f"{steps} steps on {attempt.world_size} ranks",
+        f"{counted(steps, 'step')} on {counted(attempt.world_size, 'rank')}",
         carried(reports),
         figures={"total_steps": steps, "world_size": attempt.world_size},
         # one that ended well while evidence of a hang was gathered did not hang
@@ -135,7 +140,7 @@ def _training_apart(attempt: AttemptState, starts: Sequence[ProgressRecord]) -> 
         found.append(
             finding(
                 "RUN003",
-                f"The training's world has {alone[0].world_size} ranks where it must have {attempt.world_size}: "
+                f"The training's world has {counted(alone[0].world_size, 'rank')} where it must have {attempt.world_size}: "
                 "a machine trains alone.",
                 evidence={"world_sizes": dict(worlds)},
             )

@@ -557,6 +557,7 @@ def test_every_code_about_submissions_is_tried_here_or_beside() -> None:
         "CFG008",
         "CFG009",
         "CFG010",
+        "CFG026",
         "CFG117",
         "CFG302",
         "CFG901",

@@ -103,7 +103,7 @@ def test_an_echo_of_a_replica_that_says_nothing_more_names_that_replica() -> Non
     late = NOW - LAST_WORDS_S - 1
     verdict = judged(member(0, ended(*LOST_IT)), member(1, RUNNING, silent_s=17.0), echo_since=late)
     assert named(verdict) == [("SYS003", "r-1", "error"), ("RUN001", "r-0", "note")]
-    assert verdict.summary == "rank 1 (host-1) has not been heard of for 17 s during train."
+    assert verdict.summary == "rank 1 (host-1) has not been heard of for 17 s; train cannot go on."
 
 
 def test_an_echo_alone_is_an_error_in_the_end() -> None:

@@ -176,4 +176,15 @@ ENTRIES: tuple[Entry, ...] = (
         bad="datasets:\n  - {path: ../data/train.jsonl, type: alpaca}",
         good="datasets:\n  - {path: data/train.jsonl, type: alpaca}",
     ),
+    Entry(
+        "CFG026",
+        "Too much to travel",
+        "error",
+        "The files beside the config that it names are more than a submission carries: 64 MiB, 1024 files.",
+        "They are sent to the coordinator and from there to every replica: large data is copied faster by other means.",
+        "Put large data on a volume that all replicas mount and name it by its absolute path (under RANKCALL_DATA_ROOTS), "
+        "or on the Hugging Face hub.",
+        bad="datasets:\n  - {path: data/corpus.jsonl, type: alpaca}  # 3 GiB",
+        good="datasets:\n  - {path: /data/corpus.jsonl, type: alpaca}",
+    ),
 )
