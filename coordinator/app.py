@@ -42,6 +42,7 @@ from coordinator.limits import Limits, Rates
 from coordinator.office import OnlyOffice, SharedOffice, own_name
 from coordinator.relay import Relay
 from coordinator.roster import Roster
+from coordinator.second_opinion import SecondOpinion
 from coordinator.sessions import Sessions, digest
 from coordinator.settings import Settings
 from coordinator.store import Store, StoreError, is_server
@@ -200,6 +201,7 @@ async def serving(settings: Settings, store: Store, meters: Meters, rates: Rates
     """Makes what the routes work with, runs the controller, and ends everything in the reverse order."""
     roster, broadcast = Roster(_join_keys(settings)), Broadcast()
     refusals = Refusals(store)
+    opinion = SecondOpinion(settings.axolotl_wait_s)
     veils = Veils(os.environ, tuple(token.get_secret_value() for token in settings.secrets().values()))
     controller = Controller(store, roster, broadcast)
     await controller.load()
@@ -214,7 +216,7 @@ async def serving(settings: Settings, store: Store, meters: Meters, rates: Rates
         broadcast=broadcast,
         relay=Relay(roster),
         authority=Authority(settings, roster, Sessions(store), rates),
-        submissions=Submissions(settings, store, roster, controller, broadcast, veils),
+        submissions=Submissions(settings, store, roster, controller, broadcast, veils, opinion),
         feeds=Feeds(store, roster, broadcast, settings.nodes, veils),
         meters=meters,
         refusals=refusals,
@@ -231,6 +233,7 @@ async def serving(settings: Settings, store: Store, meters: Meters, rates: Rates
             (ended,) = await asyncio.gather(task, return_exceptions=True)
             if isinstance(ended, Exception):  # it must not keep the rest from being ended
                 log.error("a task had failed", task=task.get_name(), why=repr(ended))
+        await opinion.aclose()
         await refusals.close()
 
 

@@ -20,6 +20,8 @@ from coordinator.retention import DAY_S, Keep
 # The right token is always answered (limits.py), so guesses come as fast as requests: some billion in a day. Eight random
 # characters would stand that for years, eight that a person chose would not; nobody's list of passwords goes up to sixteen.
 SHORTEST_TOKEN = 16
+# Clients give an answer 30 s to begin.
+LONGEST_WAIT_S = 20.0
 
 
 class SettingsError(ValueError):
@@ -61,6 +63,8 @@ class Settings(BaseSettings):
         keep_days: logs, figures and files of a job are kept so long after its end.
         keep_gib: so much of them is kept of all jobs together; those that ended first lose theirs first.
         data_roots: absolute paths a submission may name lie under these (`:` separated).
+        axolotl_wait_s: so long a submission waits for Axolotl's own word on its config, where Axolotl is installed beside
+            the coordinator; 0: it is not asked. Its import takes 4 to 6 s on an idle machine, its answers milliseconds.
     """
 
     model_config = SettingsConfigDict(env_prefix="RANKCALL_", extra="ignore", env_ignore_empty=True)
@@ -81,6 +85,7 @@ class Settings(BaseSettings):
     keep_days: float = Field(default=90.0, gt=0)
     keep_gib: float = Field(default=10.0, gt=0)
     data_roots: Annotated[tuple[str, ...], NoDecode] = ()
+    axolotl_wait_s: float = Field(default=10.0, ge=0, le=LONGEST_WAIT_S)
 
     @field_validator("allowed_hosts", "trusted_proxies", mode="before")
     @classmethod

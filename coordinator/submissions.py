@@ -18,7 +18,7 @@ import structlog
 from sqlalchemy import Connection
 
 from coordinator.broadcast import Broadcast
-from coordinator.checks import BundleFiles, Purpose, check
+from coordinator.checks import BundleFiles, Purpose, examine, verdict
 from coordinator.controller import Controller
 from coordinator.core.catalogue import CODES
 from coordinator.core.clock import now_at
@@ -26,6 +26,7 @@ from coordinator.core.problem import ProblemError, problem
 from coordinator.core.protocol import BundleFile, Finding, Stage, bundle_sha256
 from coordinator.core.views import TERMINAL_STATES, CheckVerdict, PreflightRequest, Submission
 from coordinator.roster import Roster
+from coordinator.second_opinion import SecondOpinion
 from coordinator.settings import Settings
 from coordinator.store import Store, queries, rows
 from coordinator.veils import Veils
@@ -60,7 +61,9 @@ class Submissions:
         controller: Controller,
         broadcast: Broadcast,
         veils: Veils,
+        opinion: SecondOpinion,
     ) -> None:
+        self._opinion = opinion
         self._veils = veils
         self._settings = settings
         self._store = store
@@ -69,7 +72,7 @@ class Submissions:
         self._broadcast = broadcast
 
     async def check(self, submission: Submission, purpose: Purpose = "check") -> CheckVerdict:
-        """What the checks say of it, with the facts of the replicas that are here.
+        """What the checks say of it, with the facts of the replicas that are here, and Axolotl where it is beside us.
 
         Raises:
             ProblemError: 422 where it allows a code that does not exist.
@@ -80,17 +83,20 @@ class Submissions:
             return CheckVerdict(verdict="reject", findings=misplaced)
         views = self._roster.views()
         facts = tuple(view.facts for view in views if view.alive and view.facts is not None)
-        verdict = await asyncio.to_thread(
-            check,
+        subject, found = await asyncio.to_thread(
+            examine,
             self._with_nodes(submission),
             files=BundleFiles(submission),
             facts=facts,
             data_roots=self._settings.data_roots,
             purpose=purpose,
         )
+        judged = verdict(found, submission.allow)
+        if subject is not None and judged.verdict == "accept":
+            judged = verdict((*found, *await self._opinion.on(subject, found)), submission.allow)
         # What is found goes into the store, onto pages and into logs: without the secrets it speaks of.
         veil = self._veils.over(submission.model_dump(exclude={"files"}))
-        return CheckVerdict.model_validate_json(veil.mask(verdict.model_dump_json().encode()))
+        return CheckVerdict.model_validate_json(veil.mask(judged.model_dump_json().encode()))
 
     async def submit(self, raw: bytes, submission: Submission, key: str | None, actor: str) -> Submitted:
         """Queues a job.
@@ -107,13 +113,13 @@ class Submissions:
             earlier = await self._store.read(lambda c: queries.job_by_idempotency_key(c, key))
             if earlier is not None:
                 return _repeated(earlier, digest)
-        verdict = await self.check(submission, "submit")
+        judged = await self.check(submission, "submit")
         allowed = frozenset(submission.allow)
-        if any(found.severity == "error" and found.code not in allowed for found in verdict.findings):
-            raise refused(verdict)
+        if any(found.severity == "error" and found.code not in allowed for found in judged.findings):
+            raise refused(judged)
         job = self._row(submission, key, digest, actor)
         files = {file.path: file.data for file in submission.files}
-        return await self._queue(job, files, verdict.findings)
+        return await self._queue(job, files, judged.findings)
 
     async def preflight(self, raw: bytes, asked: PreflightRequest, key: str | None, actor: str) -> Submitted:
         """Queues a handshake without a job: a row of kind "preflight", with nothing to render.
@@ -251,11 +257,11 @@ class Submissions:
         self._broadcast.publish("jobs")
 
 
-def refused(verdict: CheckVerdict) -> ProblemError:
+def refused(judged: CheckVerdict) -> ProblemError:
     """422 with all findings; its text is that of the first error."""
-    errors = [found for found in verdict.findings if found.severity == "error"]
+    errors = [found for found in judged.findings if found.severity == "error"]
     more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
-    return problem(422, "SYS108", f"{errors[0].code}: {errors[0].message}{more}", findings=verdict.findings)
+    return problem(422, "SYS108", f"{errors[0].code}: {errors[0].message}{more}", findings=judged.findings)
 
 
 def refuse_unknown(allow: Sequence[str]) -> None:

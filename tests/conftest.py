@@ -8,6 +8,7 @@ two trainings at once on two cores measure nothing but each other. What takes lo
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -20,6 +21,9 @@ settings.register_profile("rankcall", deadline=None, suppress_health_check=[Heal
 settings.load_profile("rankcall")
 # Started in the background, a shell's children ignore Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Coordinators of tests do not ask Axolotl, which would import torch for each of them; a test of that says so.
+os.environ["RANKCALL_AXOLOTL_WAIT_S"] = "0"
 
 TESTS = Path(__file__).parent
 TAKE_TURNS = ("training", "hosts", "browser")

@@ -16,6 +16,7 @@ there is none.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -155,6 +156,8 @@ def main() -> None:
         say({"ready": False, "absent": True, "error": "no module named axolotl"})
         return
     os.nice(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    with contextlib.suppress(OSError):  # where memory is short, a training needs it more
+        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         import axolotl.utils.config  # noqa: F401
     except Exception as error:

@@ -167,6 +167,8 @@ def _start_replica(folder: Path, number: int, nodes: int, port: int) -> Replica:
         "CUDA_VISIBLE_DEVICES": "",
         # the model and the data were made here: nobody needs to ask the hub for them, or for a token
         "HF_HUB_OFFLINE": "1",
+        # importing torch once more would take two cores from the replicas, for a config that is known to be good
+        "RANKCALL_AXOLOTL_WAIT_S": "0",
     }
     log = state / "up.log"
     with log.open("wb") as output:

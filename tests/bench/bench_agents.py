@@ -245,6 +245,7 @@ def one_run(kind: str, options: argparse.Namespace) -> tuple[float, float, float
             "RANKCALL_TOKEN": TOKEN,
             "RANKCALL_PORT": str(port),
             "RANKCALL_HOST": "127.0.0.1",
+            "RANKCALL_AXOLOTL_WAIT_S": "0",
             "RANKCALL_STATE_DIR": name,
         }
         argv = [sys.executable, "-m", "coordinator"]

@@ -124,6 +124,7 @@ def one_round(kind: str, count: int) -> tuple[float, float]:
             "RANKCALL_TOKEN": TOKEN,
             "RANKCALL_PORT": str(port),
             "RANKCALL_HOST": "127.0.0.1",
+            "RANKCALL_AXOLOTL_WAIT_S": "0",
             "RANKCALL_STATE_DIR": folder,
         }
         if kind == "bare":

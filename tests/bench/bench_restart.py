@@ -53,6 +53,7 @@ def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
         "RANKCALL_TOKEN": TOKEN,
         "RANKCALL_PORT": str(port),
         "RANKCALL_HOST": "127.0.0.1",
+        "RANKCALL_AXOLOTL_WAIT_S": "0",
         "RANKCALL_STATE_DIR": str(folder),
     }
     with (folder / "log").open("ab") as log:

@@ -281,6 +281,7 @@ def fleet(
             "RANKCALL_TOKEN": TOKEN,
             "RANKCALL_NODES": str(nodes or len(hosts)),
             "RANKCALL_STATE_DIR": str(own / "state"),
+            "RANKCALL_AXOLOTL_WAIT_S": "0",
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
             MARK: str(own),

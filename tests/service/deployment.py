@@ -74,6 +74,7 @@ class Deployment:
             "RANKCALL_NODES": str(self.nodes),
             "RANKCALL_PORT": str(self.port),
             "RANKCALL_STATE_DIR": str(self.folder / state),
+            "RANKCALL_AXOLOTL_WAIT_S": "0",
             **more,
         }
 

@@ -133,6 +133,7 @@ def running(
     nodes: int | None = 2,
     limits: Limits | None = None,
     trusted_proxies: tuple[str, ...] = (),
+    axolotl_wait_s: float = 0.0,
 ) -> Iterator[Coordinator]:
     """A coordinator that serves for the length of a `with` block."""
     coordinator = Coordinator(
@@ -145,6 +146,7 @@ def running(
             host="127.0.0.1",
             port=0,
             trusted_proxies=trusted_proxies,
+            axolotl_wait_s=axolotl_wait_s,
         ),
         limits,
     )

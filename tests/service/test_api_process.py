@@ -27,7 +27,13 @@ PATIENCE_S = 60
 def environment(state_dir: Path, **settings: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKCALL_")}
     given = {f"RANKCALL_{name}": value for name, value in settings.items()}
-    return {**kept, "RANKCALL_STATE_DIR": str(state_dir), "RANKCALL_PORT": "0", **given}
+    return {
+        **kept,
+        "RANKCALL_STATE_DIR": str(state_dir),
+        "RANKCALL_PORT": "0",
+        "RANKCALL_AXOLOTL_WAIT_S": "0",
+        **given,
+    }
 
 
 @contextmanager
