@@ -27,7 +27,8 @@ router = APIRouter(prefix="/api/v1", tags=["checks"], route_class=Guarded)
     openapi_extra=body("Submission", SUBMISSION),
 )
 async def check(request: Request, services: ServicesDep) -> Response:
-    """Says what `POST /jobs` would say of it, with the facts of the replicas that are here. Nothing is kept."""
+    """Says what `POST /jobs` would say of it, with the facts of the replicas that are here, and Axolotl where it is
+    installed beside the coordinator. Nothing is kept."""
     return answer(await services.submissions.check(await parsed(request, Submission)))
 
 

@@ -203,7 +203,9 @@ def _deepspeed_uses(
         values = deepspeed_file.read_file(files, own, file=document.name, key="deepspeed", line=line)
         uses.append(DeepSpeedUse("axolotl", own, _kept(values, own, found), document.name, "deepspeed"))
     if accelerate_file is not None and accelerate_file.values.get("distributed_type") == "DEEPSPEED":
-        own_file = next((use.path for use in uses if use.by == "axolotl" and use.values is not None), None)
+        own_file = next(
+            (use.path for use in uses if use.path and deepspeed_file.is_there(files, use.path)), None
+        )
         uses.append(_accelerate_use(accelerate_file, files, own_file, found))
     return tuple(uses)
 

@@ -50,6 +50,11 @@ def read_file(
     return parse(data, path)
 
 
+def is_there(files: Files, path: str) -> bool:
+    """A file, or a preset of Axolotl's, whatever it holds."""
+    return files.exists(path) or preset(path) is not None
+
+
 def parse(data: bytes, name: str) -> object | Finding:
     """The JSON in `data`; CFG023 where it is none, with the line."""
     if data.startswith(codecs.BOM_UTF8):
@@ -111,5 +116,5 @@ def _meant(files: Files, path: str) -> str | None:
 
 def _stage_of(name: str) -> str | None:
     """The ZeRO stage in a file's name: another stage is never what was meant."""
-    found = re.search(r"(?:zero|stage)[-_]?([0-3])", name.lower())
+    found = re.search(r"(?:zero|stage)[-_]?(\d)", name.lower())
     return found[1] if found else None

@@ -138,8 +138,8 @@ _DATASET_OF_RL: Mapping[str, str] = {
     "dpo": "#DPODataset", "ipo": "#DPODataset", "simpo": "#DPODataset", "kto": "#KTODataset",
 }  # fmt: skip
 
-# Validators of the dataset's own take these out where they are set to nothing.
-_EMPTIED = ("chat_template", "message_field_role", "message_field_content")
+# The Norway problem of YAML 1.1.
+_WORDS_READ_AS = {True: "yes, on and true", False: "no, off and false"}
 
 # Sections whose keys are looked at too; the rest are handed on by Axolotl as they are.
 _LISTS_OF_DATASETS = ("datasets", "test_datasets", "pretraining_dataset")
@@ -283,9 +283,16 @@ def _misfit_of_a_dataset(subject: Subject) -> Misfit | None:
         if kind == "#SFTDataset" and mapping(item).get("type") == "_synthetic":
             kind = "#SyntheticDataset"
         wrong = misfit(kind, item, table.models)
-        if wrong is not None and (wrong.value or wrong.path[0] not in _EMPTIED):
+        if wrong is not None and not _taken_out(wrong):
             return Misfit((str(index), *wrong.path), wrong.value, wrong.expected, wrong.choices)
     return None
+
+
+def _taken_out(wrong: Misfit) -> bool:
+    """Validators of the dataset's own take these out where they are set to nothing."""
+    if wrong.path == ("chat_template",):
+        return wrong.value is False
+    return wrong.path in (("message_field_role",), ("message_field_content",)) and not wrong.value
 
 
 def _misfit(subject: Subject, key: str, wrong: Misfit) -> Finding:
@@ -299,6 +306,10 @@ def _misfit(subject: Subject, key: str, wrong: Misfit) -> Finding:
             hint=f"give {wrong.expected}, or remove it",
         )
     near = nearest(wrong.value, wrong.choices) if isinstance(wrong.value, str) else None
+    if isinstance(wrong.value, bool) and (wrong.choices or wrong.expected == "text"):
+        hint = f"YAML reads {_WORDS_READ_AS[wrong.value]} without quotes as {shown(wrong.value)}: quote the word"
+        code = "CFG608" if wrong.choices else "CFG605"
+        return subject.found(code, f"{written}: Axolotl wants {wrong.expected}", *path, hint=hint)
     if wrong.choices:
         hint = f"did you mean `{near}`?" if near else f"write {wrong.expected}"
         edits = (put(near, *path),) if near else ()

@@ -373,3 +373,47 @@ def test_ctrl_c_at_any_moment_of_a_start_is_130_and_no_traceback(
         process.kill()
         process.communicate()
     assert not [line for line in said if "Traceback" in line or "KeyboardInterrupt" in line]
+
+
+def test_the_gpu_that_is_named_counts_for_every_rule_and_must_be_known(shell: Shell) -> None:
+    named = ("check", "config.yml", "--set", "bf16=true", "--gpu")
+    assert shell.run(*named, "NVIDIA GeForce RTX 5090").code == 0
+    old = shell.run(*named, "Tesla T4")
+    assert old.code == 1 and "CFG403" in old.err and "Tesla T4 (sm_75)" in old.err
+    unknown = shell.run(*named, "RTX 509")
+    assert unknown.code == 2 and unknown.out == ""
+    assert "no GPU is known by this name" in unknown.err and "Did you mean 'RTX 5090'?" in unknown.err
+    assert "Tesla T4" in shell.run(*named, "a toaster").err
+
+
+def test_check_says_what_submit_would_refuse_to_carry(shell: Shell) -> None:
+    """The same sentence, from the same place."""
+    with (shell.folder / "corpus.jsonl").open("wb") as file:
+        file.truncate(65 << 20)
+    (shell.folder / "link.jsonl").symlink_to("/etc/hostname")
+    large = ("--set", "datasets.0.path=corpus.jsonl")
+    said = [shell.run(verb, "config.yml", *large) for verb in ("check", "submit")]
+    for ran in said:
+        assert ran.code == 1 and "error CFG026 config.yml:2:datasets.0.path" in ran.err
+        assert "corpus.jsonl (65.0 MiB)" in ran.err and "the limit is 64.0 MiB" in ran.err
+    linked = ("--set", "datasets.0.path=link.jsonl")
+    assert "warning CFG025" in shell.run("check", "config.yml", *linked).err
+    assert "error CFG025" in shell.run("submit", "config.yml", *linked).err
+
+
+def test_render_refuses_what_check_rejects_and_says_why(shell: Shell) -> None:
+    (shell.folder / "config.yml").write_text(CONFIG.replace("micro_batch_size", "micro_batchsize"))
+    to = ("render", "config.yml", "--nodes", "2", "--master-addr", "10.0.0.4", "-o", "out")
+    refused = shell.run(*to)
+    assert refused.code == 1 and refused.out == ""
+    assert (
+        "error CFG601 config.yml:3:micro_batchsize" in refused.err and "nothing was rendered" in refused.err
+    )
+    assert not (shell.folder / "out").exists()
+    allowed = shell.run(*to, "--allow", "CFG601")
+    assert allowed.code == 0 and "warning CFG601" in allowed.err and "2 ranks are in out." in allowed.err
+    assert shell.run(*to, "--allow", "CFG60").code == 2
+    alone = shell.run(*to[:3], "1", *to[4:], "--allow", "CFG601")
+    assert "1 rank is in out." in alone.err
+    (shell.folder / "config.yml").write_text("base_model: [")
+    assert "CFG001" in shell.run(*to).err

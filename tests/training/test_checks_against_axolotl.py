@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from deepspeed_settings import REFUSED, TAKEN
 
-from coordinator.checks import BundleFiles, FolderFiles, accelerate, check
-from coordinator.checks.deep import AxolotlSchema, Limits, capability_of, deep_check
+from coordinator.checks import BundleFiles, FolderFiles, accelerate, check, examine
+from coordinator.checks.axolotl_process import AxolotlSchema, Limits
+from coordinator.checks.deep import axolotls_word, deep_check
+from coordinator.checks.gpus import gpu_of
 from coordinator.checks.keys import key_table
 from coordinator.core import yaml
 from coordinator.core.deepspeed_refusals import refusals
@@ -120,29 +122,71 @@ def test_plain_and_deep_agree_on_any_one_key(schema: AxolotlSchema, base: str) -
 
 
 def test_axolotl_is_told_the_gpus_of_the_job_not_of_this_machine(schema: AxolotlSchema) -> None:
+    """fp8 attention aside, no rule of ours looks at this key."""
     config = yaml.dump(yaml.load((CASES / "v01_lora_zero2_std" / "axolotl.yml").read_text()) | {"fp8": True})
     given = Submission(config=config, config_name="c.yml")
 
     def codes(facts: tuple[Facts, ...] = (), gpu: str | None = None) -> set[str]:
-        verdict = deep_check(given, schema, files=BundleFiles(given), facts=facts, gpu=gpu)
+        verdict = deep_check(
+            given, schema, files=BundleFiles(given), facts=facts, gpu=gpu_of(gpu) if gpu else None
+        )
         return {found.code for found in verdict.findings if found.severity == "error"}
 
-    assert "CFG901" in codes(gpu="NVIDIA A100-SXM4-80GB")
-    assert "CFG901" not in codes(gpu="NVIDIA GeForce RTX 5090")
+    assert codes(gpu="NVIDIA A100-SXM4-80GB") == {"CFG404"}
+    assert not codes(gpu="NVIDIA GeForce RTX 5090")
     old = Facts(gpus=(GpuFacts(index=0, name="NVIDIA L4", compute_capability="8.9"),))
-    assert "CFG901" not in codes((old,))
+    assert not codes((old,))
 
 
-def test_what_only_axolotl_knows_is_placed_at_its_key(schema: AxolotlSchema) -> None:
-    """Whole numbers among the keys reach Axolotl as such: as text they would be accepted."""
+def test_where_axolotl_says_that_the_training_will_fail_it_is_an_error(schema: AxolotlSchema) -> None:
+    """It only warns of bf16 on a GPU that has none. Where our rule has said it, with what to write, that is enough."""
+    config = yaml.load((CASES / "v01_lora_zero2_std" / "axolotl.yml").read_text()) | {"bf16": True}
+    given = Submission(config=yaml.dump(config), config_name="c.yml")
+    verdict = deep_check(given, schema, files=BundleFiles(given), gpu=gpu_of("Tesla T4"))
+    assert {one.code for one in verdict.findings if one.severity == "error"} >= {"CFG403"}
+    subject, found = examine(given, files=BundleFiles(given), gpu=gpu_of("Tesla T4"))
+    assert subject is not None
+    unsaid = [one for one in found if one.code != "CFG403"]
+    (error,) = [one for one in axolotls_word(subject, unsaid, schema) if one.severity == "error"]
+    assert (error.code, error.key, error.line is not None) == ("CFG901", "bf16", True)
+    assert "Training will fail" in error.message
+
+
+def test_a_key_that_is_a_number_reaches_axolotl_as_one_and_is_placed(schema: AxolotlSchema) -> None:
+    """As text it would be accepted. The plain check knows it too."""
     config = yaml.load((CASES / "v05_full_zero1_3x1_rank2" / "axolotl.yml").read_text())
     roles = {"user": ["human"], 1: ["x"]}
     dataset = {"path": "a/b", "type": "chat_template", "roles": roles}
     given = Submission(config=yaml.dump({**config, "datasets": [dataset]}))
-    assert check(given, files=BundleFiles(given)).verdict == "accept"
-    verdict = deep_check(given, schema, files=BundleFiles(given))
-    (found,) = [one for one in verdict.findings if one.severity == "error"]
-    assert (found.code, found.key, found.line is not None) == ("CFG901", "datasets.0.roles.1", True)
+    subject, found = examine(given, files=BundleFiles(given))
+    assert subject is not None
+    (own,) = [one for one in found if one.severity == "error"]
+    (said,) = [one for one in axolotls_word(subject, (), schema) if one.severity == "error"]
+    for one, code in ((own, "CFG605"), (said, "CFG901")):
+        assert (one.code, one.key, one.line is not None) == (code, "datasets.0.roles.1", True)
+
+
+DATASET_VALUES: tuple[object, ...] = (*VALUES, {1: ["x"]}, {"user": ["human"]}, [], {})
+# A type that is none of Axolotl's, a file that is not there: names are not judged by its schema.
+NAMES = frozenset({"CFG021", "CFG601", "CFG602", "CFG606", "CFG701", "CFG702", "CFG708"})
+
+
+@pytest.mark.parametrize("rl", [None, "dpo", "kto", "orpo"])
+def test_plain_and_deep_agree_on_any_key_of_a_dataset(schema: AxolotlSchema, rl: str | None) -> None:
+    """Axolotl reads a dataset as the one kind that its `rl` stands for."""
+    config = yaml.load((CASES / "v05_full_zero1_3x1_rank2" / "axolotl.yml").read_text())
+    config |= {"rl": rl, "remove_unused_columns": False} if rl else {}
+    rng = random.Random(rl)
+    fields = {field for name, model in key_table().models.items() if "Dataset" in name for field in model}
+    wrong = []
+    for field in sorted(fields):
+        for value in rng.sample(DATASET_VALUES, 4):
+            dataset = {"path": "a/b", "type": "alpaca", field: value}
+            given = {**config, "datasets": [dataset]}
+            plain, refuses = asked(schema, given)
+            if bool(plain - NAMES) != refuses:
+                wrong.append((field, value, plain, refuses))
+    assert not wrong
 
 
 def test_without_axolotl_the_plain_verdict_stands_with_a_warning() -> None:
@@ -153,25 +197,6 @@ def test_without_axolotl_the_plain_verdict_stands_with_a_warning() -> None:
         nobody.close()
         assert verdict.verdict == "accept"
         assert "CFG902" in {found.code for found in verdict.findings}
-
-
-@pytest.mark.parametrize(
-    ("name", "capability"),
-    [
-        ("NVIDIA GeForce RTX 5090", (12, 0)),
-        ("NVIDIA H200", (9, 0)),
-        ("NVIDIA A100-SXM4-80GB", (8, 0)),
-        ("NVIDIA L40S", (8, 9)),
-        ("NVIDIA GeForce RTX 4090", (8, 9)),
-        ("Tesla V100-PCIE-16GB", (7, 0)),
-        ("Tesla T4", (7, 5)),
-        ("NVIDIA B200", (10, 0)),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0)),
-        ("a toaster", None),
-    ],
-)
-def test_a_gpu_is_known_by_its_name(name: str, capability: tuple[int, int] | None) -> None:
-    assert capability_of(name) == capability
 
 
 def test_the_shipped_key_table_is_the_installed_axolotls() -> None:

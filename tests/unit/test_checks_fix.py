@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.checks import BundleFiles, FolderFiles, check
 from coordinator.checks.fix import Fixed, fix
+from coordinator.checks.gpus import gpu_of
 from coordinator.checks.keys import key_table
 from coordinator.core import yaml
 from coordinator.core.protocol import BundleFile
@@ -227,3 +228,46 @@ def test_a_json_file_keeps_its_indentation() -> None:
 def test_a_plugin_is_added_to_those_there_are() -> None:
     done = mend(GOOD + "plugins:\n  - mine.Plugin\nliger_rope: true\n")
     assert "- mine.Plugin\n  - axolotl.integrations.liger.LigerPlugin\n" in done.files["config.yml"]
+
+
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_machines: 2
+num_processes: 2
+machine_rank: 0
+main_process_ip: 10.0.0.4
+deepspeed_config:
+  deepspeed_config_file: deepspeed_configs/zero2_bf16.json
+  deepspeed_multinode_launcher: standard
+  zero3_init_flag: false
+"""
+ZERO_1 = b'{"zero_optimization": {"stage": 1}, "bf16": {"enabled": "auto"}}'
+
+
+def test_a_missing_deepspeed_file_becomes_the_one_that_the_axolotl_config_names() -> None:
+    """It wins anyway; the nearest preset would be another one."""
+    for other in ("ds/mine.json", "deepspeed_configs/zero1.json"):
+        done = mend(GOOD + f"deepspeed: {other}\n", ACCELERATE, {"ds/mine.json": ZERO_1})
+        assert f"deepspeed_config_file: {other}\n" in done.files["acc.yaml"]
+        assert done.verdict.verdict == "accept", [one.message for one in done.verdict.findings]
+        (missing,) = [one for one in done.mended if one.code == "CFG020"]
+        assert missing.hint == f"write {other}, which the Axolotl config names"
+
+
+def test_without_another_a_missing_deepspeed_file_becomes_the_nearest_that_is_there() -> None:
+    done = mend(GOOD, ACCELERATE, {"ds/mine.json": ZERO_1})
+    assert "deepspeed_config_file: deepspeed_configs/zero2.json\n" in done.files["acc.yaml"]
+
+
+def test_a_byte_order_mark_is_taken_out_of_a_deepspeed_file() -> None:
+    done = mend(GOOD + "deepspeed: ds.json\n", files={"ds.json": b"\xef\xbb\xbf" + ZERO_1})
+    assert done.files == {"ds.json": ZERO_1.decode()}
+    assert [one.code for one in done.mended] == ["CFG023"] and done.verdict.verdict == "accept"
+
+
+def test_what_the_gpus_cannot_do_is_mended_for_the_gpu_that_is_named() -> None:
+    given = Submission(config=GOOD + "bf16: true\n", config_name="config.yml")
+    done = fix(given, files=BundleFiles(given), gpu=gpu_of("Tesla T4"))
+    assert "bf16: false\n" in done.files["config.yml"] and "fp16: true\n" in done.files["config.yml"]
+    assert not fix(given, files=BundleFiles(given), gpu=gpu_of("A100")).files

@@ -124,6 +124,9 @@ ZERO2 = {"zero_optimization": {"stage": 2}}
 V100 = (("7.0",), ("7.0",))
 
 FIRES = [
+    Case("CFG605", {"datasets": [{"path": "a/b", "type": "chat_template", "roles": {1: ["x"]}}]}),
+    Case("CFG605", {"datasets": [{"path": "a/b", "type": "alpaca", "shards": "many"}]}),
+    Case("CFG605", {"added_tokens_overrides": {"x": "y"}}),
     Case("CFG120", launch={"dynamo_config": {"dynamo_backend": "INDUCTR"}}),
     Case("CFG120", launch={"dynamo_config": {"dynamo_backend": "SOMETHING"}}, severity="warning"),
     Case("CFG120", launch={"fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED"}}),
@@ -504,6 +507,18 @@ ACCEPTED = [
     Case("a total that comes out", deepspeed=ZERO2 | {"train_batch_size": 8}, nodes=2, gpus_per_node=1),
     Case("a preset by another folder", {"deepspeed": "/workspace/axolotl/deepspeed_configs/zero1.json"}),
     Case("DeepSpeed in line", {"deepspeed": ZERO2}),
+    Case(
+        "a dataset's field of another kind of training",
+        {
+            "datasets": [{"path": "a/b", "type": "chatml.intel", "shards": "many"}],
+            "rl": "dpo",
+            "sample_packing": False,
+        },
+    ),
+    Case(
+        "roles by their names",
+        {"datasets": [{"path": "a/b", "type": "chat_template", "roles": {"user": ["human"], "1": ["x"]}}]},
+    ),
     Case("QLoRA", {"adapter": "qlora", "load_in_4bit": True}),
     Case("8-bit LoRA", {"load_in_8bit": True}),
     Case("packing", {"sample_packing": True, "attn_implementation": "flash_attention_2"}),

@@ -19,6 +19,7 @@ from coordinator.checks import BundleFiles, check, decode
 from coordinator.checks.fix import fix
 from coordinator.core import yaml
 from coordinator.core.protocol import Finding
+from coordinator.core.tabs import separating_tab, span_of
 from coordinator.core.views import CheckVerdict, Submission, SubmittedFile
 
 GOOD = """\
@@ -121,6 +122,68 @@ def test_a_tab_is_refused_exactly_where_axolotls_own_reader_refuses_it(text: str
         assert taken
     except yaml.YamlError:
         assert not taken
+
+
+@pytest.mark.parametrize("text", TABBED)
+def test_a_tab_is_judged_alike_however_long_the_file(text: str) -> None:
+    """PyYAML's own scanner is too slow for a long one."""
+    long = text.rstrip("\n") + "\n" + "".join(f"filler_{n}: [1, 'x']  # y\n" for n in range(1500))
+    assert len(long) > yaml.MAX_SCANNED
+    try:
+        yaml.load(text)
+    except yaml.YamlError as error:
+        with pytest.raises(yaml.YamlError, match="a tab is used") as refused:
+            yaml.load(long)
+        assert (refused.value.line, refused.value.column) == (error.line, error.column)
+    else:
+        assert yaml.load(long)
+
+
+PIECES = (
+    "a",
+    "b:",
+    "c: ",
+    " ",
+    "\n",
+    "\n  ",
+    "\t",
+    "\t",
+    "- ",
+    " # ",
+    "'",
+    '"',
+    " |\n",
+    " >\n",
+    "[",
+    "]",
+    "{",
+    "}",
+    ", ",
+    "x y",
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+@settings(max_examples=400)
+def test_the_quick_look_for_tabs_says_what_pyyamls_own_scanner_says(text: str) -> None:
+    try:
+        events = list(pyyaml.parse(text, Loader=pyyaml.CSafeLoader))
+    except pyyaml.YAMLError:
+        return  # both readers refuse it
+    spans = [span for one in events if isinstance(one, pyyaml.ScalarEvent) and (span := span_of(one, text))]
+    try:
+        list(pyyaml.parse(text, Loader=pyyaml.SafeLoader))
+        taken = True
+    except pyyaml.YAMLError as error:
+        taken = "\\t" not in str(error)
+    assert (separating_tab(text, spans) is None) == taken
+
+
+def test_a_file_full_of_tabs_takes_no_longer_than_another() -> None:
+    for line in ("a_{}: 'x\ty'\n", "# {}\tc\tc\n", "a_{}: 1 # c\tc\n"):
+        text = GOOD + "".join(line.format(n) for n in range(15_000))
+        with quick():
+            assert "CFG003" not in {one.code for one in judge(text).findings}
 
 
 def test_tabs_before_remarks_are_mended() -> None:

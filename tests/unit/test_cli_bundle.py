@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import bundle
-from coordinator.cli.bundle import Reference, collect, near_names, references
+from coordinator.cli.bundle import Reference, collect, near_names, references, survey
 from coordinator.cli.exits import Exit, Stop
 
 
@@ -139,3 +139,37 @@ def test_every_reference_says_where_it_stands() -> None:
 def test_nothing_near_is_nothing(folder: Path) -> None:
     assert near_names(folder, "completely-different.bin") == []
     assert near_names(folder / "no-such-folder", "x") == []
+
+
+def test_what_is_too_much_is_told_without_reading_any_of_it(folder: Path) -> None:
+    """Sparse: it has no bytes on the disk, and would take minutes to read."""
+    huge = folder / "data" / "huge.jsonl"
+    with huge.open("wb") as file:
+        file.truncate(1 << 42)
+    (found,) = survey(folder, {"datasets": [{"path": "zero2.json"}, {"path": "data/huge.jsonl"}]}).findings
+    assert (found.code, found.severity, found.key) == ("CFG026", "error", "datasets.1.path")
+    assert "4.0 TiB" in found.message and "data/huge.jsonl" in found.message
+
+
+def test_a_folder_of_endlessly_many_files_is_not_walked_to_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "LIMIT_FILES", 1)
+    monkeypatch.setattr(bundle, "MOST_LOOKED_AT", 3)
+    for number in range(20):
+        (folder / "data" / f"{number}.jsonl").write_text("x")
+    seen = survey(folder, {"datasets": [{"path": "data"}]})
+    assert len(seen.files) < 6
+    assert "more than 3 files" in seen.findings[0].message
+
+
+def test_every_reason_why_something_cannot_travel_is_told_at_once(folder: Path) -> None:
+    (folder / "link.jsonl").symlink_to("/etc/passwd")
+    config: dict[str, object] = {
+        "datasets": [{"path": "./gone.jsonl"}, {"path": "link.jsonl"}, {"path": "data"}]
+    }
+    seen = survey(folder, config, name="c.yml")
+    assert [(one.code, one.file, one.key) for one in seen.findings] == [
+        ("CFG021", "c.yml", "datasets.0.path"), ("CFG025", "c.yml", "datasets.1.path"),
+    ]  # fmt: skip
+    assert set(seen.files) == {"data/train.jsonl", "data/test.jsonl"}
