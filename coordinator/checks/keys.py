@@ -307,7 +307,9 @@ def _misfit(subject: Subject, key: str, wrong: Misfit) -> Finding:
         )
     near = nearest(wrong.value, wrong.choices) if isinstance(wrong.value, str) else None
     if isinstance(wrong.value, bool) and (wrong.choices or wrong.expected == "text"):
-        hint = f"YAML reads {_WORDS_READ_AS[wrong.value]} without quotes as {shown(wrong.value)}: quote the word"
+        hint = (
+            f"YAML reads {_WORDS_READ_AS[wrong.value]} without quotes as {shown(wrong.value)}: quote the word"
+        )
         code = "CFG608" if wrong.choices else "CFG605"
         return subject.found(code, f"{written}: Axolotl wants {wrong.expected}", *path, hint=hint)
     if wrong.choices:
