@@ -110,7 +110,7 @@ def _followed(value: object, at: tuple[str, ...]) -> tuple[str, ...]:
         keys = {str(key): key for key in value} if isinstance(value, Mapping) else {}
         if isinstance(value, Mapping) and part in keys:
             value = value[keys[part]]
-        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         else:
             continue

@@ -7,6 +7,7 @@ on this machine (the replicas may have more), under the replicas' data roots, or
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 import re
 
@@ -299,6 +300,8 @@ def _rows(subject: Subject) -> int | None:
     if not entries:
         return None
     share = number(subject.get("val_set_size")) or 0
+    if not math.isfinite(share):
+        return None
     return total - (int(share) if share >= 1 else int(total * max(share, 0)))
 
 

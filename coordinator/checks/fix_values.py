@@ -72,7 +72,7 @@ def _change(root: MutableMapping[str, object], edit: Edit) -> bool:
     if holder is None:
         return False
     if isinstance(holder, MutableSequence):
-        if edit.operation != "set" or not last.isdigit() or int(last) >= len(holder):
+        if edit.operation != "set" or not last.isdecimal() or int(last) >= len(holder):
             return False
         holder[int(last)] = _quoted(edit.value, root)
         return True
@@ -96,7 +96,7 @@ def _holder(root: MutableMapping[str, object], above: Sequence[str], *, make: bo
     holder: Container = root
     for part in above:
         if isinstance(holder, MutableSequence):
-            if not part.isdigit() or int(part) >= len(holder):
+            if not part.isdecimal() or int(part) >= len(holder):
                 return None
             inner = holder[int(part)]
         else:

@@ -5,6 +5,8 @@ Sources: `axolotl/utils/schemas/validation.py` and `peft.py`, PEFT's LoraConfig.
 
 from __future__ import annotations
 
+import math
+
 from coordinator.checks.edits import put
 from coordinator.checks.files import nearest
 from coordinator.checks.subject import Findings, Subject, items, mapping, number, shown, text, whole
@@ -203,7 +205,9 @@ def evaluation(subject: Subject) -> Findings:
 
 def _share(subject: Subject, validation: float) -> Findings:
     """Axolotl's schema makes a float of it: one of 1 is all rows, and preference training takes no count at all."""
-    if validation == 1 or (validation > 1 and subject.get("rl")):
+    if not math.isfinite(validation):
+        yield subject.found("CFG703", f"`val_set_size: {validation:g}` is no number of rows", "val_set_size")
+    elif validation == 1 or (validation > 1 and subject.get("rl")):
         yield subject.found(
             "CFG703",
             f"`val_set_size: {validation:g}` leaves nothing to train on"

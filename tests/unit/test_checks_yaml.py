@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import resource
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import yaml as pyyaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.checks import BundleFiles, check, decode
+from coordinator.checks import BundleFiles, accelerate, check, decode
+from coordinator.checks.deepspeed_schema import deepspeed_table
 from coordinator.checks.fix import fix
+from coordinator.checks.keys import key_table
 from coordinator.core import yaml
-from coordinator.core.protocol import Finding
+from coordinator.core.protocol import BundleFile, Finding
 from coordinator.core.tabs import separating_tab, span_of
 from coordinator.core.views import CheckVerdict, Submission, SubmittedFile
 
@@ -291,6 +294,45 @@ def test_any_values_at_any_keys_get_a_verdict(
     rejected = any(found.severity == "error" for found in verdict.findings)
     assert verdict.verdict == ("reject" if rejected else "accept")
     assert verdict.model_dump_json()
+
+
+EXTREMES: tuple[object, ...] = (
+    float("inf"), float("-inf"), float("nan"), 10**30, -1, 0, 0.5, "", "²", "1e400", True, [], {}, [None], {"a": {}},
+)  # fmt: skip
+
+
+def _some_of(keys: Iterable[str], value: object) -> Iterator[dict[str, object]]:
+    """Every key, a dozen at a time: one by one would take a minute."""
+    drawn = sorted(keys)
+    random.Random(str(value)).shuffle(drawn)
+    for first_of in range(0, len(drawn), 12):
+        yield dict.fromkeys(drawn[first_of : first_of + 12], value)
+
+
+@pytest.mark.parametrize("value", EXTREMES, ids=str)
+def test_an_extreme_value_at_any_key_that_there_is_gets_a_verdict(value: object) -> None:
+    """`.inf` rows to evaluate on, a list for a path: what nobody means, and somebody writes."""
+    config = yaml.load(GOOD) | {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}]}
+    launch = {"distributed_type": "DEEPSPEED", "num_machines": 2, "num_processes": 2}
+    rows = (BundleFile(path="rows.jsonl", data=b"{}\n" * 3),)
+    tried: list[tuple[dict[str, object], dict[str, object], dict[str, object]]] = [
+        *(({**config, **some}, {}, {}) for some in _some_of(key_table().keys, value)),
+        *((config, {**launch, **some}, {}) for some in _some_of(accelerate.KEYS, value)),
+        *(
+            (config, {**launch, "deepspeed_config": some}, {})
+            for some in _some_of(accelerate.DEEPSPEED_KEYS, value)
+        ),
+        *((config, {}, {"zero_optimization": {}, **some}) for some in _some_of(deepspeed_table().top, value)),
+    ]
+    for settings_of, accelerate_of, deepspeed_of in tried:
+        given = Submission(
+            config=_dumped(settings_of | ({"deepspeed": deepspeed_of} if deepspeed_of else {})),
+            accelerate=SubmittedFile(name="acc.yaml", text=_dumped(accelerate_of)) if accelerate_of else None,
+            nodes=2,
+            gpus_per_node=1,
+            files=rows,
+        )
+        assert check(given, files=BundleFiles(given)).model_dump_json()
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
