@@ -64,9 +64,9 @@ def _deepspeed(
     named = config.get("deepspeed")
     if named:
         return _named(named, submission, submission.config_name, "deepspeed")
+    if accelerate.get("distributed_type") != "DEEPSPEED":
+        return None  # accelerate takes no notice of a `deepspeed_config` then
     inner = mapping(accelerate.get("deepspeed_config"))
-    if accelerate.get("distributed_type") != "DEEPSPEED" and not inner:
-        return None
     file = submission.accelerate.name if submission.accelerate else ""
     if inner.get("deepspeed_config_file"):
         return _named(

@@ -316,3 +316,15 @@ def test_the_flight_recorder_writes_where_the_agent_looks_and_listens_to_its_pip
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"../attempt-3/{STEM}",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"../attempt-3/{STEM}",
     }
+
+
+def test_deepspeed_settings_count_only_where_accelerate_takes_notice_of_them() -> None:
+    """As the check says (CFG122): else what it accepts could name a file that nobody needs."""
+    config = CONFIG.replace("deepspeed: deepspeed_configs/zero2.json\n", "")
+    for kind in ("MULTI_GPU", "'NO'", "FSDP"):
+        launch = f"distributed_type: {kind}\ndeepspeed_config: {{deepspeed_config_file: no/such.json}}\n"
+        rendered = render(
+            submission(config, accelerate=SubmittedFile(name="acc.yaml", text=launch)), TWO_GPUS, ETH0
+        )
+        assert "deepspeed_config" not in values(rendered, "accelerate.yaml")
+        assert "deepspeed" not in values(rendered, "axolotl.yaml")
