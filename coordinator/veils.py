@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from threading import Lock
 
+from coordinator.core.overrides import scalar
 from coordinator.core.redact import Redactor, secrets_within
-from coordinator.core.yaml import YamlError, load, scalar
+from coordinator.core.yaml import YamlError, load
 from coordinator.store import rows
 
 # A job's veil is a few hundred bytes; beyond so many it is made again when it is needed.

@@ -36,7 +36,7 @@ from coordinator.checks.subject import (
     shown,
     whole,
 )
-from coordinator.core import yaml
+from coordinator.core import overrides, yaml
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import Facts, Finding
 from coordinator.core.views import CheckVerdict, Submission, SubmittedFile
@@ -138,8 +138,8 @@ def _read(
     if document is None:
         return None
     try:
-        settings = yaml.apply_overrides(document.values, submission.overrides)
-    except yaml.OverrideError as error:
+        settings = overrides.apply_overrides(document.values, submission.overrides)
+    except overrides.OverrideError as error:
         found.append(finding("CFG010", str(error)))
         return None
     uses = _deepspeed_uses(settings, document, accelerate_file, brought, files, found)

@@ -94,11 +94,12 @@ def burden(asked: Asked, submission: Submission, purpose: Purpose) -> tuple[Find
     """Why the files that a config names cannot travel with it, as far as no rule sees it: too much (CFG026), and links
     that lead out of the config's folder (CFG025: a `check` only warns of that, as the rule does)."""
     from coordinator.core import yaml
+    from coordinator.core.overrides import OverrideError, apply_overrides
 
     try:
         document = yaml.read(submission.config, submission.config_name)
-        config = yaml.apply_overrides(document.values, submission.overrides)
-    except (yaml.YamlError, yaml.OverrideError):
+        config = apply_overrides(document.values, submission.overrides)
+    except (yaml.YamlError, OverrideError):
         return ()
     named = _carried(config, asked)
     seen = survey(asked.config.parent, named, _of_accelerate(submission.accelerate), name=document.name)
@@ -173,11 +174,11 @@ def _refuse_overrides(asked: Asked, text: str) -> None:
 
 
 def _overridden(config: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
-    from coordinator.core import yaml
+    from coordinator.core.overrides import OverrideError, apply_overrides
 
     try:
-        return yaml.apply_overrides(config, overrides)
-    except yaml.OverrideError as error:
+        return apply_overrides(config, overrides)
+    except OverrideError as error:
         raise Stop(Exit.USAGE, f"--set {error.override!r}: {error.problem}.") from None
 
 

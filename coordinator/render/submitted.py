@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from coordinator.core.overrides import OverrideError, apply_overrides
 from coordinator.core.views import Submission
-from coordinator.core.yaml import OverrideError, YamlError, apply_overrides, load
+from coordinator.core.yaml import YamlError, load
 from coordinator.render.model import RenderError
 from coordinator.render.presets import preset
 

@@ -10,6 +10,7 @@ import pytest
 from coordinator.checks import BundleFiles, check
 from coordinator.core import yaml
 from coordinator.core.catalogue import CODES
+from coordinator.core.overrides import apply_overrides
 from coordinator.core.protocol import BundleFile, Facts, Finding, GpuFacts
 from coordinator.core.views import Submission, SubmittedFile
 
@@ -72,7 +73,7 @@ class Case:
 
 
 def changed(values: dict[str, object], changes: dict[str, object]) -> str:
-    result = yaml.apply_overrides(values, ())
+    result = apply_overrides(values, ())
     for key, value in changes.items():
         *above, last = key.split(".")
         holder: dict[str, object] = result

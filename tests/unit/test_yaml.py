@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.yaml import OverrideError, YamlError, apply_overrides, dump, load, read, scalar
+from coordinator.core.overrides import OverrideError, apply_overrides, scalar
+from coordinator.core.yaml import YamlError, dump, load, read
 
 TEXT = """\
 base_model: some/model
