@@ -205,7 +205,7 @@ def test_replicas_beyond_what_a_job_wants_stand_by_and_serve_the_next(three: Fle
     assert seats(three.until(second, attempt(1))) == ["host-3"]
     third = submit(three, 1)
     waiting = three.until(third, lambda job: "waiting" in job.verdict)
-    assert waiting.verdict == "0 of 1 replicas free, waiting for one more."
+    assert waiting.verdict == "0 of 1 replica free, waiting for one more."
     for job_id in (third, second, first):
         cancelled(three, job_id)
 
