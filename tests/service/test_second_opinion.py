@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from serving import CONFIG, Coordinator, running
+from least import CONFIG
+from serving import Coordinator, running
 
 from coordinator.checks.axolotl_process import AxolotlSchema, Limits, Unavailable
 
