@@ -68,7 +68,8 @@ def possible(subject: Subject) -> Findings:
                     edits=(put(False, key), put(True, "fp16")),
                 )
         if subject.has("fp8") and capability < ADA:
-            yield subject.found("CFG404", f"`fp8: true`, but {shape} has no fp8", "fp8")
+            instead = "write `bf16: false`, `fp16: true` in its place" if capability < AMPERE else None
+            yield subject.found("CFG404", f"`fp8: true`, but {shape} has no fp8", "fp8", hint=instead)
         if subject.get("attn_implementation") == "fp8" and capability < HOPPER:
             yield subject.found(
                 "CFG404", f"fp8 attention needs sm_90, and {shape} is older", "attn_implementation"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from coordinator.checks import BundleFiles, check
+from coordinator.checks.gpus import gpu_of
 from coordinator.core import yaml
 from coordinator.core.catalogue import CODES
 from coordinator.core.overrides import apply_overrides
@@ -617,3 +618,11 @@ def test_a_key_named_by_a_finding_has_its_line() -> None:
     ]
     assert found.line is not None
     assert text.splitlines()[found.line - 1] == "micro_batchsize: 8"
+
+
+@pytest.mark.parametrize(("gpu", "instead"), [("A100", "bf16: true"), ("Tesla T4", "fp16: true")])
+def test_what_is_proposed_instead_of_fp8_is_what_the_gpu_can_do(gpu: str, instead: str) -> None:
+    given = Submission(config=changed(LORA, {"fp8": True}))
+    found = check(given, files=BundleFiles(given), gpu=gpu_of(gpu)).findings
+    (hint,) = [one.hint for one in found if one.code == "CFG404"]
+    assert hint is not None and instead in hint
