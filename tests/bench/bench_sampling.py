@@ -3,8 +3,9 @@
     .venv/bin/python tests/bench/bench_sampling.py [--steps 1500]
 
 Two ranks of the real stack on this machine, without agent and coordinator. A process of its own takes the readings that their
-two agents take, every two seconds, in every second window of ten seconds; the pace of a window is told by the steps that rank
-0 has recorded in it. Neighbouring windows of one run are compared: whole runs differ by what else the machine does.
+two agents take, every two seconds, in half of the windows of four seconds; the pace of a window is told by the steps that rank 0
+has recorded in it. Neighbouring windows of one run are compared, in turns first with and then without or the other way
+round: whole runs differ by what else the machine does, and so does a run's first half from its second.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -29,11 +29,12 @@ from agent.telemetry import Meter  # noqa: E402
 from coordinator.core import process  # noqa: E402
 
 READING_S = 2.0
-WINDOW_S = 10.0
+WINDOW_S = 4.0
+WITH = (1, 2)  # of each four windows; so neither comes first in all pairs
 
 
 def sample(folder: Path, root: int) -> None:
-    """Take readings of both machines in every second window until `root` is gone; prints windows and costs."""
+    """Take readings of both machines in half of the windows until `root` is gone; prints windows and costs."""
     streams = [folder / f"machine{number}" / "attempt-1" / "streams" for number in (0, 1)]
     meters = [Meter(folder, os.environ) for _ in streams]
     me = process.identify(root)
@@ -41,7 +42,7 @@ def sample(folder: Path, root: int) -> None:
     while process.is_alive(me):
         window = int(time.time() // WINDOW_S)
         launchers = _launchers(me)
-        if window % 2 and len(launchers) == 2:
+        if window % 4 in WITH and len(launchers) == 2:
             began = time.process_time()
             seen = [
                 meter.read([launcher], where)
@@ -61,16 +62,15 @@ def _launchers(root: process.ProcessId) -> list[process.ProcessId]:
 
 
 def paces(at: list[float]) -> list[tuple[float, float]]:
-    """Steps a second in neighbouring windows, (with readings, without); each is compared with the one before and after."""
+    """Steps a second in neighbouring windows: (with readings, without)."""
     counts: dict[int, int] = {}
     for one in at:
         counts[int(one // WINDOW_S)] = counts.get(int(one // WINDOW_S), 0) + 1
-    whole = sorted(counts)[1:-1]
+    whole = set(sorted(counts)[1:-1])
     found = []
-    for first, second in pairwise(whole):
-        if second == first + 1:
-            odd, even = (first, second) if first % 2 else (second, first)
-            found.append((counts[odd] / WINDOW_S, counts[even] / WINDOW_S))
+    for first in sorted(one for one in whole if one % 2 == 0 and one + 1 in whole):
+        on, off = (first, first + 1) if first % 4 in WITH else (first + 1, first)
+        found.append((counts[on] / WINDOW_S, counts[off] / WINDOW_S))
     return found
 
 
@@ -101,14 +101,15 @@ def main() -> None:
     cpu = [one["cpu_s"] for one in readings if one["ranks"] == 2]
     pairs = paces(at)
     slower = [1.0 - with_ / without for with_, without in pairs]
-    error = statistics.stdev(slower) / (len(slower) / 2) ** 0.5  # each window is in two pairs
+    error = statistics.stdev(slower) / len(slower) ** 0.5
     print(
         f"a reading of one rank's processes: {1e3 * statistics.mean(cpu):.1f} ms CPU (median "
         f"{1e3 * statistics.median(cpu):.1f}), {100 * statistics.mean(cpu) / READING_S:.2f} % of a core each 2 s"
     )
+    load = Path("/proc/loadavg").read_text().split()[0]
     print(
-        f"{len(pairs)} pairs of windows, {len(at)} steps: {100 * statistics.mean(slower):+.2f} % slower with readings, "
-        f"standard error {100 * error:.2f} % (load {Path('/proc/loadavg').read_text().split()[0]})"
+        f"{len(pairs)} pairs of windows, {len(at)} steps (load {load}): {100 * statistics.mean(slower):+.2f} % slower with "
+        f"readings, median {100 * statistics.median(slower):+.2f} %, standard error {100 * error:.2f} %"
     )
 
 
