@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 
@@ -32,6 +33,8 @@ class Margins:
 
 
 MARGINS = Margins()
+# So many times the usual distance of two readings is a pause.
+_PAUSE_TIMES = 3.0
 # Readings of a rank that are kept.
 KEPT = 120
 
@@ -60,11 +63,9 @@ class Straggler:
     others_s: float
 
 
-def stragglers(
-    readings: Mapping[int, Sequence[Own]], now_s: float, margins: Margins = MARGINS
-) -> tuple[Straggler, ...]:
+def stragglers(readings: Mapping[int, Sequence[Own]], margins: Margins = MARGINS) -> tuple[Straggler, ...]:
     """The ranks that are slower than the others, the slowest first."""
-    recent = {rank: _recent(points, now_s, margins) for rank, points in readings.items()}
+    recent = {rank: _recent(points, margins) for rank, points in readings.items()}
     if len(recent) < 2 or any(not points for points in recent.values()):
         return ()
     found: list[Straggler] = []
@@ -85,12 +86,23 @@ def _seconds(points: Sequence[Own]) -> float:
     return median(point.seconds for point in points)
 
 
-def _recent(points: Sequence[Own], now_s: float, margins: Margins) -> Sequence[Own]:
-    """Those of the last while, or the last few; nothing where they do not reach so far back."""
-    if len(points) < margins.points or now_s - points[0].at_s < margins.over_s:
+def _recent(points: Sequence[Own], margins: Margins) -> Sequence[Own]:
+    """Those of the last while before the newest, or the last few; nothing where they do not reach so far back."""
+    steady = _since_pause(points, margins)
+    if len(steady) < margins.points or steady[-1].at_s - steady[0].at_s < margins.over_s:
         return ()
-    young = [point for point in points if now_s - point.at_s <= margins.over_s]
-    return young if len(young) >= margins.points else points[-margins.points :]
+    young = [point for point in steady if steady[-1].at_s - point.at_s <= margins.over_s]
+    return young if len(young) >= margins.points else steady[-margins.points :]
+
+
+def _since_pause(points: Sequence[Own], margins: Margins) -> Sequence[Own]:
+    """A few quick steps before a long pause and a few after it are no minute of steps, though they lie so far apart."""
+    gaps_s = [after.at_s - before.at_s for before, after in pairwise(points)]
+    if not gaps_s:
+        return points
+    pause_s = max(margins.over_s, _PAUSE_TIMES * median(gaps_s))
+    last = max((number for number, gap_s in enumerate(gaps_s) if gap_s > pause_s), default=-1)
+    return points[last + 1 :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _CODE = "RUN057"
 
 def judge_pace(attempt: AttemptState, watched: Watched) -> Verdict | None:
     """A warning for the slowest rank that has not been named yet; None where there is none."""
-    for slow in stragglers(watched.own, watched.now_s):
+    for slow in stragglers(watched.own):
         said = f"{_CODE}:{slow.rank}"
         if said in attempt.warned:
             continue

@@ -29,7 +29,7 @@ def readings(
 
 
 def test_the_slow_one_of_many_is_named_and_no_other() -> None:
-    (found,) = stragglers(readings(0.3, 0.3, 0.5, 0.31), 90.0)
+    (found,) = stragglers(readings(0.3, 0.3, 0.5, 0.31))
     assert (found.rank, found.part) == (2, "compute") and 0.45 < found.own_s < 0.56
 
 
@@ -45,7 +45,7 @@ def test_the_slow_one_of_many_is_named_and_no_other() -> None:
     ],
 )
 def test_what_is_no_matter_is_not_said(seen: dict[int, list[Own]]) -> None:
-    assert stragglers(seen, max((points[-1].at_s for points in seen.values() if points), default=0.0)) == ()
+    assert stragglers(seen) == ()
 
 
 def test_steps_that_take_long_are_judged_by_the_last_few() -> None:
@@ -53,19 +53,32 @@ def test_steps_that_take_long_are_judged_by_the_last_few() -> None:
         rank: [Own(30.0 * at, usual_s, 0.0, 30.0) for at in range(8)]
         for rank, usual_s in enumerate((8.0, 14.0))
     }
-    assert [one.rank for one in stragglers(seen, 215.0)] == [1]
+    assert [one.rank for one in stragglers(seen)] == [1]
 
 
 def test_a_burst_that_has_passed_is_forgiven() -> None:
     seen = readings(0.3, 0.3, seconds=200)
     seen[1] = [Own(one.at_s, 0.9 if one.at_s < 120 else 0.3, 0.0, 1.0) for one in seen[1]]
-    assert stragglers(seen, 200.0) == ()
+    assert stragglers(seen) == ()
+
+
+@pytest.mark.parametrize("after", [0, 3, 20])
+def test_a_few_steps_before_a_pause_and_a_few_after_it_are_not_enough(after: int) -> None:
+    """As in a healthy training whose data came two minutes late at its fifth step: by chance one rank was slower in most."""
+    at = [0.0, 0.1, 1.0, 1.2, 2.0, *(122.0 + number for number in range(after))]
+    seen = {rank: [Own(one, usual_s, 0.0, 0.5) for one in at] for rank, usual_s in enumerate((0.053, 0.019))}
+    assert stragglers(seen) == ()
+    steady = [*at, *(122.0 + number for number in range(after, 80))]
+    seen = {
+        rank: [Own(one, usual_s, 0.0, 0.1) for one in steady] for rank, usual_s in enumerate((0.053, 0.019))
+    }
+    assert [one.rank for one in stragglers(seen)] == [0]
 
 
 def test_a_slow_reader_of_data_is_told_from_a_slow_gpu() -> None:
     seen = readings(0.3, 0.3)
     seen[0] = [Own(one.at_s, one.forward_s, 0.4, 1.0) for one in seen[0]]
-    assert [(one.rank, one.part) for one in stragglers(seen, 90.0)] == [(0, "data")]
+    assert [(one.rank, one.part) for one in stragglers(seen)] == [(0, "data")]
 
 
 def test_what_differs_is_said_and_what_does_not_is_not() -> None:
