@@ -3,12 +3,15 @@
 Properties are judged by their truth, not by how busy the machine is.
 
 A file stays in one process: its fixtures are made once. Folders whose tests would disturb each other take turns:
-two trainings at once on two cores measure nothing but each other. What takes longest begins first.
+two trainings at once on two cores measure nothing but each other. So do deployments in one network: each would find the
+rendezvous port free, and then taken by another. What takes longest begins first.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -26,24 +29,32 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["RANKCALL_AXOLOTL_WAIT_S"] = "0"
 
 TESTS = Path(__file__).parent
-TAKE_TURNS = ("training", "hosts", "browser")
+TAKE_TURNS = ("training", "deployments", "hosts", "browser")
 # Unit tests last: they fill what the others leave.
 ORDER = (*TAKE_TURNS, "gpu", "service", "unit")
 
 
-class ByFolderOrFile(LoadScopeScheduling):
-    """A folder that takes turns goes to one process as a whole, any other file by file."""
+@functools.cache
+def kind(file: Path) -> str:
+    """The folder of a file of tests; those that start whole deployments on this host are a kind of their own."""
+    folder = file.relative_to(TESTS).parts[0]
+    deploys = re.search(r"^from (deployment|chaos) import", file.read_text(), re.MULTILINE)
+    return "deployments" if deploys and folder == "service" else folder
+
+
+class ByKindOrFile(LoadScopeScheduling):
+    """A kind that takes turns goes to one process as a whole, any other file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        folder = Path(file).parent.name
-        return folder if folder in TAKE_TURNS else file
+        found = kind(TESTS.parent / file)
+        return found if found in TAKE_TURNS else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFolderOrFile:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByKindOrFile:
     config.option.loadscopereorder = False
-    return ByFolderOrFile(config, log)
+    return ByKindOrFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.index(item.path.relative_to(TESTS).parts[0]))
+    items.sort(key=lambda item: ORDER.index(kind(item.path)))
