@@ -10,7 +10,7 @@ by `behaviour.json` in the submission's bundle:
      "not_a_number": {"1": 2}, "saves_in": 1, "quiet": {"1": "computing"}, "quiet_s": 12}
 
 `noise`: the worker says what `noise.py` knows and nothing else, but notes in `workers` that it was there.
-`hang`: the ranks named do nothing any more after their steps, in the first attempt on this replica (`kill`: they die);
+`hang`: the ranks named do nothing any more after their steps, in the first attempt (`kill`: they die);
 with `hang_again` in each. `save_steps`: a checkpoint after so many, which a further attempt goes on from.
 `not_a_number`: from this step on the loss of this rank is none. `saves_in`: only the attempt of this number saves a model,
 and before it hangs. `quiet`: after their steps these ranks make none for `quiet_s`, but work (`computing`,
@@ -144,10 +144,8 @@ def checkpoint(folder: Path, rank: int, world: int) -> None:
 
 
 def hang(how: str, again: bool) -> None:
-    hung = Path("hung-before")
-    if not how or (hung.exists() and not again):
+    if not how or (ATTEMPT.name != "attempt-1" and not again):
         return
-    hung.touch()
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stop":

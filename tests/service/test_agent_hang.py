@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -91,10 +92,13 @@ def test_a_rank_that_dies_ends_the_others_and_the_next_attempt_goes_on_from_the_
 
 def test_an_attempt_that_saves_nothing_does_not_hand_out_the_model_of_the_one_before(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
-        job_id = deployment.submit({"hang": {"0": "sleep", "1": "kill"}, "saves_in": 1}, max_attempts=2)
+        job_id = deployment.submit({"hang": {"0": "sleep", "1": "sleep"}, "saves_in": 1}, max_attempts=2)
+        saved = deployment.layout(0).work(job_id) / "outputs/model.safetensors"
+        deployment.eventually(lambda: saved.is_file() and pids_in(deployment.stream(1, job_id)))
+        os.kill(pids_in(deployment.stream(1, job_id))[0], signal.SIGKILL)
         job = deployment.until(job_id, lambda job: job["state"] in ("succeeded", "failed"))
         assert (job["state"], job["stage"], job["attempts"]) == ("failed", "collect", 2), job["findings"]
-        assert (deployment.layout(0).work(job_id) / "outputs/model.safetensors").is_file()
+        assert saved.is_file()
         assert "model.safetensors was there before it began" in job["verdict"]
         assert deployment.client.get(f"/jobs/{job_id}/artifacts").json()["items"] == []
 

@@ -170,7 +170,7 @@ def test_agents_wait_for_a_coordinator_that_comes_late_without_much_ado(tmp_path
         assert len(waiting) == 1
         deployment.start_coordinator()
         deployment.eventually(lambda: len(deployment.client.get("/replicas").json()["items"]) == 1)
-        assert "the coordinator is there" in deployment.log("agent-0")
+        deployment.eventually(lambda: "the coordinator is there" in deployment.log("agent-0"))
 
 
 def test_a_second_agent_in_the_same_state_folder_is_told_so(tmp_path: Path) -> None:
