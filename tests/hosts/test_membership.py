@@ -296,6 +296,7 @@ def test_a_coordinator_killed_while_gathering_goes_on_gathering(three: Fleet) ->
     assert "host-4" not in three.alive(), "it said that it leaves"
 
 
+@pytest.mark.long
 def test_a_coordinator_killed_while_data_is_prepared_ends_nothing(three: Fleet) -> None:
     job_id = submit(three, 2, {"prepare_until": "release", "steps": 2})
     three.until(job_id, lambda job: job.stage == "prepare")

@@ -81,6 +81,7 @@ def _a_cut_link_is_named_by_all_stages(three: Fleet) -> None:
     assert three.master.run("preflight", *GENEROUS).code == 0
 
 
+@pytest.mark.long
 def test_a_second_interface_with_a_wrong_route_is_a_note_about_its_replica(
     hosts: MakeHosts, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_rank_that_dies_ends_the_others_and_the_next_attempt_goes_on_from_the_
         assert "step 4\n" not in steps and "step 5\n" in steps
 
 
+@pytest.mark.long
 def test_an_attempt_that_saves_nothing_does_not_hand_out_the_model_of_the_one_before(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit({"hang": {"0": "sleep", "1": "sleep"}, "saves_in": 1}, max_attempts=2)
@@ -103,6 +104,7 @@ def test_an_attempt_that_saves_nothing_does_not_hand_out_the_model_of_the_one_be
         assert deployment.client.get(f"/jobs/{job_id}/artifacts").json()["items"] == []
 
 
+@pytest.mark.long
 def test_a_loss_that_stays_no_number_ends_the_training_and_names_rank_and_step(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from deployment import Deployment, deployed
 
-QUIET_S = 8
+QUIET_S = 5
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,7 @@ def test_one_rank_that_fails_ends_the_others_and_says_why(shared: Deployment) ->
     shared.eventually(lambda: shared.running(0) == shared.running(1) == set())
 
 
+@pytest.mark.long
 def test_training_does_not_start_on_a_port_that_somebody_took_meanwhile(shared: Deployment) -> None:
     """The port is free when it is agreed on; then a process of ours takes it before training begins."""
     job_id = shared.submit({"until": "release"})
@@ -137,6 +138,7 @@ def test_killed_agents_and_a_killed_coordinator_cost_no_step_and_no_byte(tmp_pat
         assert sorted(steps) == [(rank, step) for rank in (0, 1) for step in range(1, 21)]
 
 
+@pytest.mark.long
 def test_an_agent_that_is_asked_to_end_takes_its_training_along_and_says_so(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit({"until": "never"})
@@ -149,6 +151,7 @@ def test_an_agent_that_is_asked_to_end_takes_its_training_along_and_says_so(tmp_
         deployment.eventually(lambda: deployment.mirrored(1, job_id) == deployment.stream(1, job_id))
 
 
+@pytest.mark.long
 def test_a_shim_that_is_killed_fails_the_task_and_its_orphans_are_ended(shared: Deployment) -> None:
     job_id = shared.submit({"until": "never", "stubborn": True})
     shared.training(job_id)
@@ -159,6 +162,7 @@ def test_a_shim_that_is_killed_fails_the_task_and_its_orphans_are_ended(shared: 
     shared.eventually(lambda: shared.running(0) == shared.running(1) == set())
 
 
+@pytest.mark.long
 def test_agents_wait_for_a_coordinator_that_comes_late_without_much_ado(tmp_path: Path) -> None:
     with deployed(tmp_path, 1, agents=False) as deployment:
         deployment.end_coordinator()
@@ -173,6 +177,7 @@ def test_agents_wait_for_a_coordinator_that_comes_late_without_much_ado(tmp_path
         deployment.eventually(lambda: "the coordinator is there" in deployment.log("agent-0"))
 
 
+@pytest.mark.long
 def test_a_second_agent_in_the_same_state_folder_is_told_so(tmp_path: Path) -> None:
     with deployed(tmp_path, 1) as deployment:
         deployment.eventually(lambda: "registered" in deployment.log("agent-0"))
@@ -183,6 +188,7 @@ def test_a_second_agent_in_the_same_state_folder_is_told_so(tmp_path: Path) -> N
         deployment.agents[0] = first
 
 
+@pytest.mark.long
 def test_an_agent_whose_state_went_back_in_time_registers_as_a_later_incarnation(tmp_path: Path) -> None:
     with deployed(tmp_path, 1) as deployment:
         deployment.eventually(lambda: '"event": "registered"' in deployment.log("agent-0"))

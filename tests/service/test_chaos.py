@@ -145,6 +145,7 @@ def test_a_job_survives_whatever_befalls_those_who_look_after_it(
         raise
 
 
+@pytest.mark.long
 def test_a_job_that_ends_while_its_replicas_are_cut_off_is_not_run_twice(tmp_path: Path) -> None:
     """And an agent that dies meanwhile is back before anybody hears of it."""
     apart = [Act(1.0, "silent", "link", 0), Act(1.5, "cut", "link", 1)]

@@ -55,6 +55,7 @@ def test_the_active_coordinator_is_killed_in_mid_training_and_no_byte_is_lost_or
     training.ended_well(back, back)
 
 
+@pytest.mark.long
 def test_one_that_was_frozen_stands_by_when_it_wakes_up_and_writes_nothing_of_its_own(
     fleet: Fleet, postgresql: Server
 ) -> None:
@@ -73,6 +74,7 @@ def test_one_that_was_frozen_stands_by_when_it_wakes_up_and_writes_nothing_of_it
     training.ended_well(active, standby)
 
 
+@pytest.mark.long
 def test_one_that_is_cut_off_from_the_database_answers_nobody_and_another_takes_over(
     fleet: Fleet, postgresql: Server
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_job_comes_back_with_every_byte_and_its_training_is_not_interrupted(de
             deployment.eventually(lambda: mirrored_whole(deployment, rank, job_id, name))  # noqa: B023
 
 
+@pytest.mark.long
 def test_without_a_snapshot_training_goes_on_and_it_is_said_that_nobody_knows_it(
     deployment: Deployment,
 ) -> None:

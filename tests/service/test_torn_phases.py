@@ -77,7 +77,7 @@ def restart(deployment: Deployment) -> None:
     deployment.start_coordinator()
 
 
-@pytest.mark.parametrize("stage", HELD, ids=str)
+@pytest.mark.parametrize("stage", mostly_long(*HELD, always=Stage.COLLECTIVE), ids=str)
 def test_a_coordinator_killed_in_this_stage_goes_on_with_it(deployment: Deployment, stage: Stage) -> None:
     """Half of the replicas have done their part by then, and say so to the one that comes after."""
     with replicas(deployment, 2, stage) as (first, second):
@@ -131,7 +131,9 @@ def test_half_have_joined_when_the_coordinator_is_killed_and_the_others_complete
     assert sorted(seated) == [f"r-{number:010d}" for number in range(4)]
 
 
-@pytest.mark.parametrize("as_container", [False, True], ids=["agent", "container"])
+@pytest.mark.parametrize(
+    "as_container", [False, pytest.param(True, marks=pytest.mark.long)], ids=["agent", "container"]
+)
 @pytest.mark.parametrize("stage", mostly_long(*HELD[:3], always=Stage.COLLECTIVE), ids=str)
 def test_a_replica_that_restarts_in_this_stage_does_its_part_while_the_others_wait(
     deployment: Deployment, stage: Stage, as_container: bool
@@ -148,6 +150,7 @@ def test_a_replica_that_restarts_in_this_stage_does_its_part_while_the_others_wa
 
 
 @pytest.mark.parametrize("stage", mostly_long(Stage.TCP, Stage.PREPARE, always=Stage.TCP), ids=str)
+@pytest.mark.long
 def test_a_coordinator_that_was_stopped_for_long_takes_nobody_for_gone(
     deployment: Deployment, stage: Stage
 ) -> None:

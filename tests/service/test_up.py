@@ -169,6 +169,7 @@ def test_ctrl_c_ends_training_that_is_deaf_to_sigterm_within_ten_seconds(
     assert not up.everything()
 
 
+@pytest.mark.long
 def test_training_of_another_replica_on_the_same_machine_is_left_alone(
     ups: Callable[..., Up], tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_port_in_use_is_said_with_who_has_it(ups: Callable[..., Up], tmp_path:
     assert not up.said("Traceback") and not up.said("ending")
 
 
+@pytest.mark.long
 def test_a_start_that_fails_ends_no_training_that_was_there_before(
     ups: Callable[..., Up], tmp_path: Path
 ) -> None:
@@ -286,6 +288,7 @@ def test_replicas_find_each_other_by_peers_and_each_serves_the_page(
     assert not first.everything() + second.everything()
 
 
+@pytest.mark.long
 def test_the_lease_goes_to_another_replica_when_the_master_dies(
     ups: Callable[..., Up], tmp_path: Path
 ) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from deepspeed_settings import REFUSED, TAKEN
 
 from coordinator.checks import BundleFiles, FolderFiles, accelerate, check, examine
@@ -84,6 +85,10 @@ def test_every_case_comes_out_right_when_axolotl_is_asked(schema: AxolotlSchema)
     assert not wrong
 
 
+def long(*values: str) -> Iterable[ParameterSet]:
+    return [pytest.param(value, marks=pytest.mark.long) for value in values]
+
+
 def asked(schema: AxolotlSchema, config: dict[str, object]) -> tuple[set[str], bool]:
     """Codes of the plain check's errors, and whether Axolotl refuses."""
     given = Submission(config=yaml.dump(config))
@@ -104,7 +109,7 @@ def asked(schema: AxolotlSchema, config: dict[str, object]) -> tuple[set[str], b
     return plain, not answer.ok and answer.unsure is None
 
 
-@pytest.mark.parametrize("base", ["v01_lora_zero2_std", "v03_qlora_ddp", "v05_full_zero1_3x1_rank2"])
+@pytest.mark.parametrize("base", ["v01_lora_zero2_std", *long("v03_qlora_ddp", "v05_full_zero1_3x1_rank2")])
 def test_plain_and_deep_agree_on_any_one_key(schema: AxolotlSchema, base: str) -> None:
     config = yaml.load((CASES / base / "axolotl.yml").read_text())
     rng = random.Random(base)
@@ -171,7 +176,7 @@ DATASET_VALUES: tuple[object, ...] = (*VALUES, {1: ["x"]}, {"user": ["human"]}, 
 NAMES = frozenset({"CFG021", "CFG601", "CFG602", "CFG606", "CFG701", "CFG702", "CFG708"})
 
 
-@pytest.mark.parametrize("rl", [None, "dpo", "kto", "orpo"])
+@pytest.mark.parametrize("rl", [None, *long("dpo", "kto", "orpo")])
 def test_plain_and_deep_agree_on_any_key_of_a_dataset(schema: AxolotlSchema, rl: str | None) -> None:
     """Axolotl reads a dataset as the one kind that its `rl` stands for."""
     config = yaml.load((CASES / "v05_full_zero1_3x1_rank2" / "axolotl.yml").read_text())

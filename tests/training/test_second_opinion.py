@@ -28,6 +28,7 @@ PARTLY = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu
 IMPORT_S = 200.0
 
 
+@pytest.mark.long
 def test_a_submission_that_only_axolotl_or_deepspeed_refuses_queues_nothing(tmp_path: Path) -> None:
     with running(tmp_path, axolotl_wait_s=20.0) as service, service.client() as client:
 
