@@ -371,7 +371,7 @@ def while_preparing(deployment: Fleet) -> str:
     ("when", "how", "code"),
     [
         pytest.param(while_gathering, signal.SIGINT, 130, id="gather", marks=pytest.mark.long),
-        pytest.param(while_probing, signal.SIGTERM, 0, id="tcp"),
+        pytest.param(while_probing, signal.SIGTERM, 0, id="tcp", marks=pytest.mark.long),
         pytest.param(while_preparing, signal.SIGINT, 130, id="prepare", marks=pytest.mark.long),
     ],
 )
