@@ -41,7 +41,6 @@ MEMORY_BYTES = 200 << 20
 @contextlib.contextmanager
 def collected() -> Iterator[None]:
     """Without the collector, which now and then walks all that the tests before have left: a second of this thread's time."""
-    gc.collect()
     gc.disable()
     try:
         yield
