@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import machines
 import pytest
 
+from coordinator.core.logs import LogReader, Metrics, Phase
 from coordinator.demo import data
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(1200)]
@@ -88,9 +88,10 @@ def test_a_lora_learns_with_zero_2_and_answers_what_the_base_could_not(tmp_path:
         assert answer["tuned"] == pair.output
         assert answer["base"] != pair.output
 
-    log = both[0].log("train.log")
-    assert len(re.findall(r"\{'loss': ", log)) == steps, "the log says as much as the plugin"
-    assert "Model successfully saved to ./outputs/lora-out" in log
+    events = LogReader().feed((both[0].attempt / "streams/train.log").read_bytes())
+    read = [event for event in events if isinstance(event, Metrics) and "loss" in event.values]
+    assert len(read) == steps, "the log says as much as the plugin"
+    assert Phase("saved", "./outputs/lora-out") in events
 
 
 @pytest.mark.long
