@@ -15,10 +15,11 @@ from agent.around import Outcome, Surroundings, TaskFailed
 from agent.client import Backoff, NotRegistered
 from agent.files import NotPlaced, place_bundle, place_rendered
 from agent.launcher import Exit, TaskFolder
+from agent.log_progress import LogProgress
 from agent.log_tail import end_of, last_lines
 from agent.probes import sockets
 from coordinator.core import process
-from coordinator.core.clock import monotonic_s
+from coordinator.core.clock import monotonic_s, now_at
 from coordinator.core.http import ProblemAnswer, Unreachable
 from coordinator.core.last_words import last_words
 from coordinator.core.paths import AttemptFolder, PathRefused, contained
@@ -49,7 +50,7 @@ class Run:
         folder: of the attempt.
         given_up: why the agent itself has ended what runs here, if it has.
         leaving: whether this replica is being shut down.
-        rank: of this replica, once a plan has said it.
+        rank: of this replica, once a plan has said it; `first_rank`: of its first process.
     """
 
     attempt_id: str
@@ -59,6 +60,7 @@ class Run:
     given_up: Callable[[], Finding | None]
     leaving: Callable[[], bool]
     rank: Callable[[], int | None]
+    first_rank: Callable[[], int | None]
 
     async def see_through(self, plan: AttemptPlan | None) -> Outcome:
         """Start the task's process, or take it over, and wait for its end."""
@@ -161,10 +163,16 @@ class Run:
             return None
         asked: Finding | None = None
         grown_at_s, size = monotonic_s(), -1
+        progress = self._log_progress() if self.task.stage is Stage.TRAIN else None
+        looks = self.task.idle_s is not None or progress is not None
         while True:
             left_s = self.task.deadline_s - process.age_s(record.shim)
-            look_s = launcher.TIMES.look_s if self.task.idle_s is not None else 60.0
-            if await launcher.ended(record.shim, max(0.1, min(look_s, left_s)) if asked is None else 60.0):
+            look_s = launcher.TIMES.look_s if looks else 60.0
+            over = await launcher.ended(record.shim, max(0.1, min(look_s, left_s)) if asked is None else 60.0)
+            if progress is not None and (rank := self.first_rank()) is not None:
+                with contextlib.suppress(OSError):  # a full disk is said by the shim
+                    await asyncio.to_thread(progress.look, rank, now_at())
+            if over:
                 return asked
             if asked is not None:
                 continue
@@ -177,6 +185,12 @@ class Run:
                 tail: dict[str, JsonValue] = {"tail": list(self._tail())} if why[0] == "RUN021" else {}
                 asked = self._found(*why, evidence=tail)
                 launcher.ask_to_end(folder)
+
+    def _log_progress(self) -> LogProgress:
+        streams = self.folder.streams
+        return LogProgress(
+            streams / self.task.stream, streams / "progress.0", self.folder.root / "log-progress"
+        )
 
     def _written(self) -> int:
         """Bytes in all streams of the attempt."""

@@ -245,6 +245,7 @@ class Attempt:
                 lambda: self._given_up,
                 lambda: self._leaving,
                 self._rank,
+                lambda: self.training.ranks[0] if self.training else None,
             )
             return await run.see_through(plan)
         async with asyncio.timeout(task.deadline_s + _REPORT_MARGIN_S):
