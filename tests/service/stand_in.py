@@ -7,7 +7,7 @@ by `behaviour.json` in the submission's bundle:
     {"noise": {"seed": 1, "pieces": 50, "seconds": 5},
      "steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
      "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}, "hang_again": true, "save_steps": 2,
-     "not_a_number": {"1": 2}, "saves_in": 1, "quiet": {"1": "computing"}, "quiet_s": 12}
+     "not_a_number": {"1": 2}, "saves_in": 1, "quiet": {"1": "computing"}, "quiet_s": 12, "no_plugin": true}
 
 `noise`: the worker says what `noise.py` knows and nothing else, but notes in `workers` that it was there.
 `hang`: the ranks named do nothing any more after their steps, in the first attempt (`kill`: they die);
@@ -171,6 +171,8 @@ def work(doing: str, seconds: float) -> None:
 
 
 def record(**values: Any) -> None:
+    if behaviour().get("no_plugin"):
+        return
     with Path(ATTEMPT, "streams", "progress.0").open("a") as file:
         file.write(json.dumps({"at": time.time(), **values}) + "\n")
 

@@ -73,6 +73,16 @@ def test_one_rank_that_fails_ends_the_others_and_says_why(shared: Deployment) ->
     shared.eventually(lambda: shared.running(0) == shared.running(1) == set())
 
 
+@pytest.mark.long  # what is read of a log: tests/unit/test_log_progress.py
+def test_a_training_without_the_plugin_is_shown_by_its_log(shared: Deployment) -> None:
+    printed = (Path(__file__).parents[1] / "unit/data/h200-zero2.rank0.log").read_text()
+    job_id = shared.submit({"no_plugin": True, "print": printed, "until": "release"})
+    job = shared.until(job_id, lambda job: (job["progress"] or {}).get("train_loss") == 11.38)
+    assert job["progress"]["total_steps"] == 28
+    shared.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
+    shared.until(job_id, lambda job: job["state"] == "cancelled")
+
+
 @pytest.mark.long
 def test_training_does_not_start_on_a_port_that_somebody_took_meanwhile(shared: Deployment) -> None:
     """The port is free when it is agreed on; then a process of ours takes it before training begins."""
