@@ -160,8 +160,10 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not control.should_log:
+            # Not a log: the newest of those is where loss and pace are read from.
             self.progress.alive(
-                "log",
+                "phase",
+                phase=self.progress.phase or "train",
                 step=state.global_step,
                 epoch=state.epoch,
                 **self.losses.told(state.global_step),

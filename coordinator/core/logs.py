@@ -60,6 +60,7 @@ class Metrics:
 
     step: int | None
     values: Mapping[str, float]
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class LogReader:
             if "loss" in values:
                 # The bar is drawn ten times a second at most, so that with fast steps it lags behind.
                 self._logged_step = max(self._logged_step + 1, self._bar_step)
-                events.append(Metrics(self._logged_step, values))
+                events.append(Metrics(self._logged_step, values, self._total))
             elif "eval_loss" in values or "train_runtime" in values:
                 events.append(Metrics(max(self._logged_step, self._bar_step) or None, values))
         return events
@@ -183,7 +184,9 @@ def records(events: Sequence[Event], *, at: float, rank: int, local_rank: int = 
     for event in events:
         match event:
             case Bar(step, total, step_s):
-                made.append(ProgressRecord(type="log", step=step, total_steps=total, step_s=step_s, **who))
+                # A sign of life, as the plugin gives it: the newest record of a log keeps its numbers.
+                alive = {"phase": "train", "step": step, "total_steps": total, "step_s": step_s}
+                made.append(ProgressRecord.model_validate({"type": "phase", **alive, **who}))
             case Metrics():
                 made.append(_record(event, who))
             case TotalSteps(steps):
@@ -211,7 +214,14 @@ def _record(metrics: Metrics, who: Mapping[str, float]) -> ProgressRecord:
         numbers["memory_bytes"] = round(values["memory/device_reserved (GiB)"] * _GIB)
     kind = "log" if "loss" in values else "eval" if "eval_loss" in values else "end"
     return ProgressRecord.model_validate(
-        {"type": kind, "step": metrics.step, "epoch": values.get("epoch"), **numbers, **who}
+        {
+            "type": kind,
+            "step": metrics.step,
+            "total_steps": metrics.total_steps,
+            "epoch": values.get("epoch"),
+            **numbers,
+            **who,
+        }
     )
 
 

@@ -78,7 +78,7 @@ def test_a_training_without_the_plugin_is_shown_by_its_log(shared: Deployment) -
     printed = (Path(__file__).parents[1] / "unit/data/h200-zero2.rank0.log").read_text()
     job_id = shared.submit({"no_plugin": True, "print": printed, "until": "release"})
     job = shared.until(job_id, lambda job: (job["progress"] or {}).get("train_loss") == 11.38)
-    assert job["progress"]["total_steps"] == 28
+    assert (job["progress"]["total_steps"], job["progress"]["loss"]) == (28, 11.0)
     shared.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
     shared.until(job_id, lambda job: job["state"] == "cancelled")
 
