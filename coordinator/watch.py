@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.attempt import AttemptState, Watched
 from coordinator.core.protocol import ProgressRecord, Stage, Telemetry
 from coordinator.core.readings import gpu_of, of_each_rank, ranks_of, sample
-from coordinator.core.straggler import KEPT, Own
+from coordinator.core.straggler import Own, kept
 from coordinator.core.track import THRESHOLDS, Thresholds, Track, Word
 
 # Once a second: samples come every two, and the promise is a minute.
@@ -112,7 +112,7 @@ class Watch:
             training.tracks[record.rank] = track.told(word)
             if record.forward_s is not None:
                 own = Own(now_s, record.forward_s, record.data_s or 0.0, record.step_s)
-                training.own[record.rank] = (*training.own.get(record.rank, ())[1 - KEPT :], own)
+                training.own[record.rank] = kept(training.own.get(record.rank, ()), own)
 
 
 def is_training(attempt: AttemptState) -> bool:

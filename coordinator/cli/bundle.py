@@ -18,11 +18,6 @@ from coordinator.core.catalogue import finding
 from coordinator.core.protocol import BundleFile, Finding
 from coordinator.core.regular import read_regular
 
-LIMIT_BYTES = 64 << 20
-LIMIT_FILES = 1024
-# Files of a folder are counted so far: what has more has too many, however many.
-MOST_LOOKED_AT = 20_000
-
 _DATA_SUFFIXES = frozenset({".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".gz", ".zst"})
 # `path: json, data_files: …` names one of the datasets library's builders, not a place.
 _BUILDERS = frozenset({"json", "csv", "parquet", "arrow", "text", "pandas", "xml"})
@@ -31,6 +26,22 @@ _DATA_FILE_KEYS = ("data_files", "split_data_files")
 # Folders or files that may also be names on the hub.
 _MODEL_KEYS = ("base_model", "base_model_config", "tokenizer_config", "processor_config", "lora_model_dir")
 _UNWANTED = frozenset({".git", "__pycache__", ".cache", ".ipynb_checkpoints"})
+
+
+@dataclass(frozen=True, slots=True)
+class BundleLimits:
+    """What travels with a submission at most, all its files together.
+
+    Attributes:
+        looked_at: files are counted so far: what names more names too many, however many.
+    """
+
+    bytes: int = 64 << 20
+    files: int = 1024
+    looked_at: int = 20_000
+
+
+LIMITS = BundleLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,12 @@ class Survey:
 
 
 def survey(
-    folder: Path, config: Mapping[str, object], more: tuple[Reference, ...] = (), *, name: str = "config.yml"
+    folder: Path,
+    config: Mapping[str, object],
+    more: tuple[Reference, ...] = (),
+    *,
+    name: str = "config.yml",
+    limits: BundleLimits = LIMITS,
 ) -> Survey:
     """Looks for the files a config names, relative to `folder`, and reads none of them.
 
@@ -115,29 +131,32 @@ def survey(
     for reference in (*references(config), *more):
         try:
             for relative, path in _files(folder, reference):
-                if len(found) > MOST_LOOKED_AT:
+                if len(found) > limits.looked_at:
                     break
                 found.setdefault(relative, path)
                 keys.setdefault(relative, reference.key)
         except _Refused as why:
             refused.append(why.finding.model_copy(update={"file": name, "key": reference.key}))
-    refused.extend(_too_much(_sizes(found), keys, name))
+    refused.extend(_too_much(_sizes(found), keys, name, limits))
     return Survey(found, tuple(refused))
 
 
 def collect(
-    folder: Path, config: Mapping[str, object], more: tuple[Reference, ...] = ()
+    folder: Path,
+    config: Mapping[str, object],
+    more: tuple[Reference, ...] = (),
+    limits: BundleLimits = LIMITS,
 ) -> tuple[BundleFile, ...]:
     """Reads the files a config names, relative to `folder`. `more` as in `survey`.
 
     Raises:
         Stop: for a file that is missing, lies outside the folder, or makes the bundle too large.
     """
-    seen = survey(folder, config, more)
+    seen = survey(folder, config, more, limits=limits)
     for refusal in seen.findings:
         place = f"{refusal.key}: " if refusal.code != "CFG026" else ""
         raise Stop(Exit.FAILED, f"{place}{refusal.message}.", hint=refusal.hint or "")
-    return _read(seen.files)
+    return read_files(seen.files, limits)
 
 
 class _Refused(Exception):
@@ -192,17 +211,19 @@ def _sizes(found: Mapping[str, Path]) -> dict[str, int]:
     return sizes
 
 
-def _too_much(sizes: Mapping[str, int], keys: Mapping[str, str], name: str) -> Iterator[Finding]:
+def _too_much(
+    sizes: Mapping[str, int], keys: Mapping[str, str], name: str, limits: BundleLimits
+) -> Iterator[Finding]:
     """CFG026: more than a submission carries."""
     total = sum(sizes.values())
-    if len(sizes) > LIMIT_FILES:
-        count = f"{len(sizes)}" if len(sizes) <= MOST_LOOKED_AT else f"more than {MOST_LOOKED_AT}"
-        message = f"the config names {count} files; at most {LIMIT_FILES} travel with a submission"
-    elif total > LIMIT_BYTES:
+    if len(sizes) > limits.files:
+        count = f"{len(sizes)}" if len(sizes) <= limits.looked_at else f"more than {limits.looked_at}"
+        message = f"the config names {count} files; at most {limits.files} travel with a submission"
+    elif total > limits.bytes:
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
         named = ", ".join(f"{path} ({size(count)})" for path, count in largest)
         message = (
-            f"the files that travel with the config are {size(total)}; the limit is {size(LIMIT_BYTES)}"
+            f"the files that travel with the config are {size(total)}; the limit is {size(limits.bytes)}"
             f" (the largest: {named})"
         )
     else:
@@ -211,16 +232,18 @@ def _too_much(sizes: Mapping[str, int], keys: Mapping[str, str], name: str) -> I
     yield finding("CFG026", message, file=name, key=keys[heaviest])
 
 
-def _read(found: Mapping[str, Path]) -> tuple[BundleFile, ...]:
+def read_files(found: Mapping[str, Path], limits: BundleLimits = LIMITS) -> tuple[BundleFile, ...]:
     """The files, of which nothing is read that is over the limit: one may grow meanwhile, or have no true size."""
     files = []
-    left = LIMIT_BYTES
+    left = limits.bytes
     try:
         for name, path in found.items():
             data = read_regular(path, left)
             left -= len(data)
             if left < 0:
-                said = f"{name} is larger than its size says; the limit is {size(LIMIT_BYTES)} for all files."
+                said = (
+                    f"{name} is larger than its size says; the limit is {size(limits.bytes)} for all files."
+                )
                 raise Stop(Exit.FAILED, said, hint="Put it elsewhere; `rankcall explain CFG026` says more.")
             files.append(BundleFile(path=name, data=data))
     except OSError as error:

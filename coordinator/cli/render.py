@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coordinator.cli.console import say, say_finding, write, write_json
 from coordinator.cli.exits import Exit, Stop
-from coordinator.cli.submission import Asked, read, rules_of, with_settings
+from coordinator.cli.submission import Asked, read, rules_of, stop_if_refused, with_settings
 from coordinator.core.views import RenderedFileView, RenderedView
 from coordinator.core.words import are, counted
 from coordinator.render import Rendered, RenderError, Site, Topology, render
@@ -98,13 +98,7 @@ def _judge(asked: Asked) -> None:
         Stop: with what is wrong.
     """
     judged = rules_of(asked, read(asked))
-    if judged.verdict == "reject":
-        raise Stop(
-            Exit.FAILED,
-            f"{asked.config} is refused; nothing was rendered.",
-            hint="`rankcall explain CODE` says more; --allow CODE goes on in spite of one.",
-            findings=judged.findings,
-        )
+    stop_if_refused(asked, judged, "rendered")
     for one in judged.findings:
         if one.severity == "warning":
             say_finding(one)

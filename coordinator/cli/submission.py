@@ -51,16 +51,26 @@ def build(asked: Asked) -> Submission:
         Stop: naming the file, key or option that cannot be used; with the findings where the check refuses it.
     """
     bare = read(asked)
-    verdict = judge(asked, bare)
+    stop_if_refused(asked, judge(asked, bare), "sent")
+    files = collect(asked.config.parent, _effective(asked, bare.config), _of_accelerate(bare.accelerate))
+    return bare.model_copy(update={"files": files})
+
+
+def stop_if_refused(asked: Asked, verdict: CheckVerdict, done: str) -> None:
+    """
+    Args:
+        done: what is not done then ("sent").
+
+    Raises:
+        Stop: with what is wrong.
+    """
     if verdict.verdict == "reject":
         raise Stop(
             Exit.FAILED,
-            f"{asked.config} is refused; nothing was sent.",
+            f"{asked.config} is refused; nothing was {done}.",
             hint="`rankcall explain CODE` says more; --allow CODE goes on in spite of one.",
             findings=verdict.findings,
         )
-    files = collect(asked.config.parent, _effective(asked, bare.config), _of_accelerate(bare.accelerate))
-    return bare.model_copy(update={"files": files})
 
 
 def with_settings(asked: Asked) -> Submission:

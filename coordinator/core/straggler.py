@@ -35,8 +35,10 @@ class Margins:
 MARGINS = Margins()
 # So many times the usual distance of two readings is a pause.
 _PAUSE_TIMES = 3.0
-# Readings of a rank that are kept.
-KEPT = 120
+# Readings of a rank that are kept, and the least between two of them: together they span the while that is judged, however
+# often a training logs.
+_KEPT = 120
+_APART_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ class Own:
     @property
     def seconds(self) -> float:
         return self.forward_s + self.data_s
+
+
+def kept(points: Sequence[Own], new: Own) -> tuple[Own, ...]:
+    """What is known of a rank after one more reading."""
+    if points and new.at_s - points[-1].at_s < _APART_S:
+        return tuple(points)
+    return (*points[1 - _KEPT :], new)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import bundle
-from coordinator.cli.bundle import Reference, collect, near_names, references, survey
+from coordinator.cli.bundle import BundleLimits, Reference, collect, near_names, references, survey
 from coordinator.cli.exits import Exit, Stop
 
 
@@ -105,19 +104,15 @@ def test_links_out_of_a_named_folder_do_not_travel(folder: Path) -> None:
     assert names(folder, {"datasets": [{"path": "data"}]}) == {"data/train.jsonl", "data/test.jsonl"}
 
 
-def test_too_much_is_refused_with_the_limit_and_the_largest(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundle, "LIMIT_BYTES", 20)
+def test_too_much_is_refused_with_the_limit_and_the_largest(folder: Path) -> None:
     with pytest.raises(Stop, match=r"the limit is 20 B.*data/train.jsonl") as caught:
-        collect(folder, {"datasets": [{"path": "data"}]})
+        collect(folder, {"datasets": [{"path": "data"}]}, limits=BundleLimits(bytes=20))
     assert "volume" in caught.value.hint
 
 
-def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "LIMIT_FILES", 1)
+def test_too_many_files_are_refused(folder: Path) -> None:
     with pytest.raises(Stop, match="2 files"):
-        collect(folder, {"datasets": [{"path": "data"}]})
+        collect(folder, {"datasets": [{"path": "data"}]}, limits=BundleLimits(files=1))
 
 
 def test_every_reference_says_where_it_stands() -> None:
@@ -151,14 +146,11 @@ def test_what_is_too_much_is_told_without_reading_any_of_it(folder: Path) -> Non
     assert "4.0 TiB" in found.message and "data/huge.jsonl" in found.message
 
 
-def test_a_folder_of_endlessly_many_files_is_not_walked_to_its_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundle, "LIMIT_FILES", 1)
-    monkeypatch.setattr(bundle, "MOST_LOOKED_AT", 3)
+def test_a_folder_of_endlessly_many_files_is_not_walked_to_its_end(folder: Path) -> None:
     for number in range(20):
         (folder / "data" / f"{number}.jsonl").write_text("x")
-    seen = survey(folder, {"datasets": [{"path": "data"}]})
+    few = BundleLimits(files=1, looked_at=3)
+    seen = survey(folder, {"datasets": [{"path": "data"}]}, limits=few)
     assert len(seen.files) < 6
     assert "more than 3 files" in seen.findings[0].message
 

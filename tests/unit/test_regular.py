@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.checks import FolderFiles
-from coordinator.cli import bundle
-from coordinator.cli.bundle import collect
+from coordinator.cli.bundle import BundleLimits, collect, read_files
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.submission import LIMIT_TEXT_BYTES, Asked, read, read_text
 from coordinator.core.regular import NotRegular, read_regular, write_new
@@ -61,14 +60,11 @@ def test_of_a_large_file_no_more_is_read_than_shows_that_it_is_too_large(tmp_pat
     assert len(FolderFiles(tmp_path).read("large.yml") or b"") < 3 * LIMIT_TEXT_BYTES
 
 
-def test_a_file_that_says_it_is_empty_is_no_way_around_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_says_it_is_empty_is_no_way_around_the_limit() -> None:
     """Files of /proc have a size of 0."""
-    monkeypatch.setattr(bundle, "LIMIT_BYTES", 4)
     assert Path("/proc/self/maps").stat().st_size == 0
     with pytest.raises(Stop, match="the limit is 4 B"):
-        bundle._read({"maps": Path("/proc/self/maps")})
+        read_files({"maps": Path("/proc/self/maps")}, BundleLimits(bytes=4))
 
 
 def test_what_may_be_read_is_read_whole(tmp_path: Path) -> None:

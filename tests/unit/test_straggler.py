@@ -10,7 +10,7 @@ from test_watch import attempt
 from agent.gpus import throttled
 from coordinator.attempt import Watched
 from coordinator.core.protocol import GpuTelemetry, Telemetry
-from coordinator.core.straggler import Load, Own, differences, stragglers
+from coordinator.core.straggler import Load, Own, differences, kept, stragglers
 from coordinator.core.track import Track
 from coordinator.stages.pace import judge_pace
 
@@ -54,6 +54,16 @@ def test_steps_that_take_long_are_judged_by_the_last_few() -> None:
         for rank, usual_s in enumerate((8.0, 14.0))
     }
     assert [one.rank for one in stragglers(seen)] == [1]
+
+
+def test_a_training_that_logs_many_times_a_second_is_judged_by_its_last_minute_too() -> None:
+    known: dict[int, tuple[Own, ...]] = {0: (), 1: ()}
+    for number in range(20 * 90):
+        for rank, usual_s in enumerate((0.01, 0.03)):
+            known[rank] = kept(known[rank], Own(number / 20, usual_s, 0.0, 0.05))
+    assert all(len(points) <= 120 for points in known.values())
+    (found,) = stragglers(known)
+    assert found.rank == 1
 
 
 def test_a_burst_that_has_passed_is_forgiven() -> None:
