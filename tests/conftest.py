@@ -13,9 +13,13 @@ import functools
 import os
 import re
 import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import torch_at_hand
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -49,6 +53,24 @@ class ByKindOrFile(LoadScopeScheduling):
         file = nodeid.split("::", 1)[0]
         found = kind(TESTS.parent / file)
         return found if found in TAKE_TURNS else file
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One process has torch at hand for all tests, until this one ends."""
+    if hasattr(config, "workerinput"):
+        return
+    folder = tempfile.TemporaryDirectory(prefix="torch-at-hand-")
+    path = str(Path(folder.name, "socket"))
+    server = subprocess.Popen(
+        [sys.executable, torch_at_hand.__file__, path], stdin=subprocess.PIPE, cwd=TESTS.parent
+    )
+    os.environ[torch_at_hand.SOCKET] = path
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    config.add_cleanup(end)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByKindOrFile:

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch_at_hand
 from fleet import PATIENCE_S, PORT, Fleet, Replica, fleet
 from least import CONFIG
 from namespaces import Host, MakeHosts
@@ -45,11 +46,8 @@ def training(tmp_path: Path) -> str:
 
 def stand_in(folder: Path) -> str:
     """An interpreter whose training takes a second and does what a job's `behaviour.json` says."""
-    python = folder / "python"
-    script = Path(__file__).resolve().parent.parent / "service" / "stand_in.py"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
-    python.chmod(0o755)
-    return str(python)
+    script = Path(torch_at_hand.__file__).with_name("stand_in.py")
+    return str(torch_at_hand.interpreter(folder / "stand-in", script))
 
 
 def deployment(hosts: tuple[Host, ...], folder: Path, *, nodes: int | None = None) -> Any:

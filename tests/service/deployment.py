@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch_at_hand
 from least import CONFIG
 
 from agent import launcher
@@ -52,10 +53,7 @@ class Deployment:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.python = self.folder / "python"
-        stand_in = Path(__file__).with_name("stand_in.py")
-        self.python.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
-        self.python.chmod(0o755)
+        self.python = torch_at_hand.interpreter(self.folder, Path(__file__).with_name("stand_in.py"))
         self.client = httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}/api/v1",
             headers={"Authorization": f"Bearer {TOKEN}"},
@@ -148,9 +146,15 @@ class Deployment:
         return found
 
     def mirrored(
-        self, rank: int, job_id: str, name: str = "train.log", attempt: int = 1, limit: int = 1 << 24
+        self,
+        rank: int,
+        job_id: str,
+        name: str = "train.log",
+        attempt: int = 1,
+        limit: int = 1 << 24,
+        begin: int = 0,
     ) -> bytes:
-        """What the coordinator has of a stream."""
+        """What the coordinator has of a stream from byte `begin` on."""
         whole = b""
         while True:
             answer = self.client.get(
@@ -159,7 +163,7 @@ class Deployment:
                     "rank": rank,
                     "stream": name,
                     "attempt": attempt,
-                    "offset": len(whole),
+                    "offset": begin + len(whole),
                     "limit": 1 << 20,
                 },
             )

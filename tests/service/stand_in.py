@@ -32,8 +32,7 @@ from typing import Any
 
 import noise
 
-from agent import checkpoints, leftovers
-from agent import prepare as prepare_again
+# What only some of its processes need is imported where it is needed: each job starts eight of them.
 
 ATTEMPT = Path(os.environ.get("RANKCALL_ATTEMPT_DIR", "."))
 
@@ -44,6 +43,9 @@ def behaviour() -> dict[str, Any]:
 
 
 def prepare() -> int:
+    from agent import leftovers
+    from agent import prepare as prepare_again
+
     told = behaviour()
     if told.get("silent"):
         time.sleep(600)
@@ -138,6 +140,8 @@ def resumed() -> int:
 
 
 def checkpoint(folder: Path, rank: int, world: int) -> None:
+    from agent import checkpoints
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trainer_state.json").write_text("{}")
     checkpoints.saved(folder, rank, world, checkpoints.job_of(str(ATTEMPT)))

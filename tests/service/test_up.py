@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import torch_at_hand
 
 # A busy two-core machine imports torch beside us.
 SOON_S = 60.0
@@ -88,11 +89,12 @@ class Up:
 
 
 @pytest.fixture
-def ups() -> Iterator[Callable[..., Up]]:
+def ups(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
+    python = str(torch_at_hand.interpreter(tmp_path))
 
     def start(state: Path, **environment: str) -> Up:
-        started.append(Up(state, **environment))
+        started.append(Up(state, **{"RANKCALL_PYTHON": python, **environment}))
         return started[-1]
 
     yield start

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from agent.prepare import describe, main
@@ -17,10 +16,14 @@ ROWS = [{"input_ids": [1, 2, 3 + row], "labels": [-100, 2, 3], "text": f"row {ro
 
 
 def made(rows: list[dict[str, Any]]) -> Any:
+    import datasets  # takes seconds, which every process would spend that collects this file
+
     return datasets.Dataset.from_list(rows)
 
 
 def test_the_same_rows_have_the_same_digest_however_they_are_stored() -> None:
+    import datasets
+
     whole = describe(made(ROWS), None)
     pieces = datasets.concatenate_datasets([made(ROWS[:7]), made(ROWS[7:2000]), made(ROWS[2000:])])
     selected = made([*reversed(ROWS)]).select(range(len(ROWS) - 1, -1, -1))

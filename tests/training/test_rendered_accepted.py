@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from accelerate.commands import launch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +89,10 @@ def rendered_into(
 
 def launched(rendered: Rendered) -> tuple[Any, dict[str, str]]:
     """The arguments and the environment that accelerate would start torchrun with; nothing is started."""
+    from accelerate.commands import (
+        launch,
+    )  # takes seconds, which every process would spend that collects this file
+
     arguments = launch.launch_command_parser().parse_args(rendered.train_argv[3:])
     arguments, defaults, from_config = launch._validate_launch_command(arguments)
     arguments.deepspeed_fields_from_accelerate_config = ",".join(
