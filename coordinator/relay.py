@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 # Chunks come from the server's reader, at most 64 KiB each; four keep both sides busy.
 MOST_CHUNKS = 4
+# A client whose download was broken off because the file has changed asks again, and is told for so long.
+CHANGED_S = 60.0
 # Uploads in a row that brought no byte before the download gives up.
 MOST_EMPTY_UPLOADS = 3
 
@@ -96,13 +98,16 @@ class Relay:
         self.times = times or RelayTimes()
         self._replicas = replicas
         self._uploads: dict[str, _Upload] = {}
+        self._changed: dict[str, float] = {}  # artifact id: until when it is refused unread
 
     async def open(self, source: Source, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """Bytes `start` to `stop` (exclusive) of a file, once the first of them is here.
 
         Raises:
-            ProblemError: 503 when the replica is not here, 504 when it does not begin in time.
+            ProblemError: 503 when the replica is not here, 504 when it does not begin in time, 410 when the file has changed.
         """
+        if self._changed.pop(source.artifact_id, 0.0) > asyncio.get_running_loop().time():
+            raise _other(source)
         chunks = self._read(source, start, stop)
         try:
             first = await anext(chunks)
@@ -190,7 +195,8 @@ class Relay:
         if whole is not None and whole.hexdigest() != source.sha256:
             # The last piece is withheld: the client sees a broken download, never a wrong file.
             log.error("file changed since it was collected", replica=source.replica_id, path=source.path)
-            raise problem(503, "SYS114", f"{source.path} is no longer the file that was collected.")
+            self._changed[source.artifact_id] = asyncio.get_running_loop().time() + CHANGED_S
+            raise _other(source)
         if held:
             yield held
 
@@ -227,6 +233,10 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenera
             yield chunk
     finally:
         await rest.aclose()
+
+
+def _other(source: Source) -> ProblemError:
+    return problem(410, "SYS122", f"{source.path} is no longer the file that was collected.")
 
 
 def _gone() -> ProblemError:

@@ -70,7 +70,7 @@ async def artifacts(job_id: JobId, services: ServicesDep) -> Response:
         200: {"description": "The file", "content": _CONTENT, "headers": _HEADERS},
         206: {"description": "The part that Range asked for", "content": _CONTENT, "headers": _HEADERS},
         304: {"description": "The file is the one named by If-None-Match"},
-        **responses(404, 416, 422, 503, 504),
+        **responses(404, 410, 416, 422, 503, 504),
     },
 )
 async def download(

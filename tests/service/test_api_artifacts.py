@@ -128,6 +128,10 @@ def test_a_file_that_has_changed_since_is_never_delivered_as_if_it_were_right(
     agent.live()
     with pytest.raises(httpx.RemoteProtocolError):
         client.get(url)
+    told = client.get(url, headers={"Range": "bytes=1000-"})
+    assert (told.status_code, told.json()["code"]) == (410, "SYS122")
+    agent.files[PATH] = CONTENT
+    assert client.get(url).content == CONTENT
 
 
 def test_a_file_that_is_too_short_now_ends_in_an_error(client: httpx.Client, agent: Agent, url: str) -> None:

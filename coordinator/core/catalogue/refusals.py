@@ -166,4 +166,11 @@ ENTRIES: tuple[Entry, ...] = (
         "What is kept of ended jobs is bounded by RANKCALL_KEEP_DAYS and RANKCALL_KEEP_GIB.",
         "Submit the job again. The replicas that trained it may still have its log in their RANKCALL_STATE_DIR.",
     ),
+    _entry(
+        "SYS122",
+        "no longer the file that was collected",
+        "The file of a result has other bytes now than when the job collected it.",
+        "Somebody or a later job wrote to it on the replica; what is handed out must be what the job is known to have made.",
+        "Take the file from the replica itself, if what it is now is wanted; else submit the job again.",
+    ),
 )
