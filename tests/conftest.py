@@ -1,4 +1,4 @@
-"""What holds for all tests, and how they are spread over processes (`pytest -n 3`, as tests/run does).
+"""What holds for all tests, and how they are spread over processes (`pytest -n 4`, as tests/run does).
 
 Properties are judged by their truth, not by how busy the machine is.
 

@@ -6,12 +6,14 @@ by `behaviour.json` in the submission's bundle:
 
     {"noise": {"seed": 1, "pieces": 50, "seconds": 5},
      "steps": 3, "step_s": 0.05, "exit": {"0": 0}, "until": "release", "stubborn": true, "print": "...", "silent": true,
-     "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}, "hang_again": true, "save_steps": 2,
-     "not_a_number": {"1": 2}, "saves_in": 1, "quiet": {"1": "computing"}, "quiet_s": 12, "no_plugin": true}
+     "prepare_until": "release", "hang": {"0": "sleep", "1": "stop"}, "hang_when": "told", "hang_again": true,
+     "save_steps": 2, "not_a_number": {"1": 2}, "saves_in": 1, "quiet": {"1": "computing"}, "quiet_s": 12,
+     "no_plugin": true}
 
 `noise`: the worker says what `noise.py` knows and nothing else, but notes in `workers` that it was there.
 `hang`: the ranks named do nothing any more after their steps, in the first attempt (`kill`: they die);
-with `hang_again` in each. `save_steps`: a checkpoint after so many, which a further attempt goes on from.
+with `hang_again` in each, and with `hang_when` not before this file is there.
+`save_steps`: a checkpoint after so many, which a further attempt goes on from.
 `not_a_number`: from this step on the loss of this rank is none. `saves_in`: only the attempt of this number saves a model,
 and before it hangs. `quiet`: after their steps these ranks make none for `quiet_s`, but work (`computing`,
 `writing`, `reading`) or wait for who does.
@@ -103,15 +105,20 @@ def worker(rank: int, world: int) -> int:
         save(Path("outputs"))
     if doing := told.get("quiet", {}).get(str(rank)):
         work(doing, told["quiet_s"])
+    wait_for(told.get("hang_when"))
     hang(told.get("hang", {}).get(str(rank), ""), told.get("hang_again", False))
-    while told.get("until") and not Path(told["until"]).exists():
-        print("waiting", flush=True)
-        time.sleep(0.1)
+    wait_for(told.get("until"))
     record(type="end", rank=rank, step=steps)
     if rank == 0 and saving is None:
         save(Path("outputs"))
     print("the end", flush=True)
     return int(told.get("exit", {}).get(str(rank), 0))
+
+
+def wait_for(file: str | None) -> None:
+    while file and not Path(file).exists():
+        print("waiting", flush=True)
+        time.sleep(0.1)
 
 
 def make_noise(rank: int, world: int, seed: int, pieces: int, seconds: float) -> int:

@@ -77,8 +77,13 @@ def test_a_rank_that_dies_ends_the_others_and_the_next_attempt_goes_on_from_the_
 ) -> None:
     with deployed(tmp_path) as deployment:
         job_id = deployment.submit(
-            {"steps": 6, "save_steps": 4, "hang": {"1": "kill"}, "until": "release"}, max_attempts=2
+            {"steps": 6, "save_steps": 4, "hang": {"1": "kill"}, "hang_when": "saved", "until": "release"},
+            max_attempts=2,
         )
+        for number in (0, 1):
+            deployment.eventually(lambda number=number: b"step 6" in deployment.stream(number, job_id))
+        for number in (0, 1):
+            (deployment.layout(number).work(job_id) / "saved").touch()
         deployment.until(job_id, lambda job: job["attempts"] == 2)
         for number in (0, 1):
             (deployment.layout(number).work(job_id) / "release").touch()
