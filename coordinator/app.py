@@ -24,6 +24,7 @@ from coordinator.api import (
     preflights,
     problems,
     replicas,
+    reports,
     service,
     streams,
 )
@@ -60,6 +61,7 @@ PAUSE_S = 1.0
 _ROUTERS = (
     replicas.agents,
     jobs.router,
+    reports.router,
     streams.router,
     artifacts.router,
     replicas.router,

@@ -74,6 +74,7 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("GET", f"{_API}/jobs/{{job_id}}/findings"): _READERS,
     ("GET", f"{_API}/jobs/{{job_id}}/files"): _READERS,
     ("GET", f"{_API}/jobs/{{job_id}}/links"): _READERS,
+    ("GET", f"{_API}/jobs/{{job_id}}/report"): _READERS,
     ("POST", f"{_API}/preflights"): _ADMIN,
     ("GET", f"{_API}/preflights/{{preflight_id}}"): _READERS,
     ("GET", f"{_API}/jobs/{{job_id}}/artifacts"): _READERS,

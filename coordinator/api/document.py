@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 from coordinator.api.problems import responses
 from coordinator.auth import ACCESS, Role
 from coordinator.core.protocol import Registration, Report
-from coordinator.core.views import PreflightRequest, Problem, SignIn, Submission
+from coordinator.core.views import PreflightRequest, Problem, ReportView, SignIn, Submission
 
 _BODIES: tuple[type[BaseModel], ...] = (PreflightRequest, Registration, Report, SignIn, Submission)
 _REF = "#/components/schemas/{model}"
@@ -44,8 +44,10 @@ def _document(app: FastAPI, version: str) -> dict[str, Any]:
     _, bodies = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
     for name, schema in bodies["$defs"].items():
         schemas.setdefault(name, schema)
-    _, problems = models_json_schema([(Problem, "serialization")], ref_template=_REF)
-    for name, schema in problems["$defs"].items():
+    _, answered = models_json_schema(
+        [(Problem, "serialization"), (ReportView, "serialization")], ref_template=_REF
+    )
+    for name, schema in answered["$defs"].items():
         schemas.setdefault(name, schema)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)

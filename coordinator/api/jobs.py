@@ -12,28 +12,24 @@ from starlette.responses import Response
 from coordinator.api.answers import JSON, JobId, Limit, PageCursor, answer, body, position
 from coordinator.api.examples import JOB, SUBMISSION
 from coordinator.api.feeds import read_job_view
+from coordinator.api.given import given, seat_of
 from coordinator.api.problems import no_such, parse_body, responses
 from coordinator.api.routing import Guarded, principal_of
 from coordinator.api.services import Services, ServicesDep
-from coordinator.assignment import Work, rendered
-from coordinator.attempt import AttemptState, Seat
 from coordinator.auth import Role
 from coordinator.core.problem import problem
-from coordinator.core.protocol import Bundle, BundleFile, Facts
-from coordinator.core.redact import Redactor, secrets_of
+from coordinator.core.protocol import Bundle, BundleFile
 from coordinator.core.views import (
     FindingPage,
     JobPage,
     JobState,
     JobView,
     MetricPage,
-    RenderedFileView,
     RenderedView,
     Submission,
 )
-from coordinator.render import RenderError
 from coordinator.store import queries, rows
-from coordinator.views_of import attempt_of, foremost, job_summary, metric_view
+from coordinator.views_of import attempt_of, job_summary, metric_view
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=Guarded)
 
@@ -198,8 +194,9 @@ async def files(
         raise problem(409, "SYS106", f"{job_id} is a preflight: nothing is rendered for it.")
     if not attempts and attempt is None:
         raise problem(409, "SYS106", f"Job {job_id} has no attempt yet, so nothing has been rendered.")
-    state, seat = _seat(attempts, attempt, rank)
-    view = _rendered(row, state, seat, _facts(services, seat.replica_id), services.veils.of(row))
+    state, seat = seat_of(attempts, attempt, rank)
+    presence = services.roster.get(seat.replica_id)
+    view = given(row, state, seat, presence.facts if presence else None, services.veils.of(row))
     return answer(view, veil=services.veils.of(row))
 
 
@@ -245,44 +242,3 @@ async def _answer(
         raise no_such("job", job_id)
     row, view = found
     return answer(view, status, headers, services.veils.of(row))
-
-
-def _seat(attempts: list[rows.Attempt], number: int | None, rank: int) -> tuple[AttemptState, Seat]:
-    states = [attempt_of(row) for row in attempts if number is None or row.number == number]
-    if not states:
-        raise no_such("attempt", str(number))
-    meant = foremost(states)
-    seat = next((seat for seat in meant.seats if seat.rank == rank), None)
-    if seat is None:
-        raise no_such("rank", str(rank))
-    return meant, seat
-
-
-def _facts(services: Services, replica_id: str) -> Facts | None:
-    presence = services.roster.get(replica_id)
-    return None if presence is None else presence.facts
-
-
-def _rendered(
-    row: rows.Job, state: AttemptState, seat: Seat, facts: Facts | None, veil: Redactor
-) -> RenderedView:
-    """What the seat was given, without its secrets; the hashes are those of the files with them."""
-    work = Work(Submission.model_validate(row.submission), row.bundle_sha256)
-    try:
-        made = rendered(work, state, seat, facts)
-    except RenderError as error:
-        raise problem(
-            409, "SYS106", veil.mask_text(f"Nothing could be rendered for rank {seat.rank}: {error}")
-        ) from None
-    secret = frozenset(secrets_of(made.environment))
-    return RenderedView(
-        rank=seat.rank,
-        files=tuple(
-            RenderedFileView(path=f.path, content=veil.mask_text(f.content), sha256=f.sha256)
-            for f in made.files
-        ),
-        environment={
-            name: "*" * len(value) if value in secret else value for name, value in made.environment.items()
-        },
-        argv=tuple(made.train_argv),
-    )

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.cli.console import duration, finding_lines, shortened
+from coordinator.cli.console import finding_lines, shortened
 from coordinator.core.protocol import Finding
 from coordinator.core.views import JobView, MetricView, ProgressView, StageView
+from coordinator.core.words import duration
 
 # Without a terminal a training line comes at most this often: a log of 10,000 steps is not wanted twice.
 LINE_EVERY_S = 5.0

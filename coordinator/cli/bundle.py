@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from coordinator.cli.console import size
 from coordinator.cli.exits import Exit, Stop
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import BundleFile, Finding
 from coordinator.core.regular import read_regular
+from coordinator.core.words import size
 
 _DATA_SUFFIXES = frozenset({".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".gz", ".zst"})
 # `path: json, data_files: …` names one of the datasets library's builders, not a place.

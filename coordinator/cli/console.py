@@ -7,7 +7,6 @@ that it can neither colour nor move the cursor of the terminal.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -15,13 +14,14 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING
 
+from coordinator.core.words import plain
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
 
     from coordinator.core.protocol import Finding
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 # Where nobody looks at a terminal, a table is as wide as its content.
 _PIPE_WIDTH = 10_000
@@ -48,11 +48,6 @@ def paper() -> Console:
 
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     return Console(highlight=False, emoji=False, markup=False, width=width)
-
-
-def plain(text: object) -> str:
-    """The text without control characters (line breaks and tabs stay) and direction marks."""
-    return _CONTROL.sub("\ufffd", str(text))
 
 
 def say(text: str, style: str = "") -> None:
@@ -147,29 +142,6 @@ def wrapped(text: str, width: int | None) -> list[str]:
         break_on_hyphens=False,
     )
     return lines or [text]
-
-
-def size(count: float) -> str:
-    """Bytes for humans: 512 B, 4.0 KiB, 8.5 GiB."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        count /= 1024
-        if count < 1024 or unit == "TiB":
-            return f"{count:.1f} {unit}"
-    raise AssertionError("unreachable")
-
-
-def duration(seconds: float | None) -> str:
-    """42 s, 3:07, 2:03:04."""
-    if seconds is None or seconds < 0:
-        return "–"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def clock(at: datetime | None) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from coordinator.cli.console import say, say_finding, size, write, write_json
+from coordinator.cli.console import say, say_finding, write, write_json
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.remote import Remote
 from coordinator.core import paths
@@ -26,7 +26,7 @@ from coordinator.core.lease import LeaseFolder
 from coordinator.core.process import environment_values, start
 from coordinator.core.protocol import Facts, Finding
 from coordinator.core.whereabouts import BadHint, Hints, Place, decide, hints_of, recogniser, resolve
-from coordinator.core.words import are
+from coordinator.core.words import are, size
 from coordinator.listeners import listener_on
 from coordinator.match import match
 

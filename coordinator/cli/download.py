@@ -153,7 +153,8 @@ def download_all(remote: Remote, job_id: str, artifacts: tuple[ArtifactView, ...
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    from coordinator.cli.console import plain, talk
+    from coordinator.cli.console import talk
+    from coordinator.core.words import plain
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

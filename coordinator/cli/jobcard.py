@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from coordinator.cli.board import figures, mark, stage_duration, state_word
-from coordinator.cli.console import clock, finding_lines, shortened, size, write, write_table
+from coordinator.cli.console import clock, finding_lines, shortened, write, write_table
 from coordinator.core.views import JobView
-from coordinator.core.words import counted
+from coordinator.core.words import counted, size
 
 
 def write_job(job: JobView) -> None:

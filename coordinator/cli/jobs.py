@@ -1,4 +1,4 @@
-"""Verbs about jobs: submit, jobs, job, logs, cancel, retry, artifacts."""
+"""Verbs about jobs: submit, jobs, job, logs, cancel, retry, artifacts, report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    for verb in (submit, jobs, job, logs, cancel, retry, artifacts):
+    for verb in (submit, jobs, job, logs, cancel, retry, artifacts, report):
         app.command()(verb)
 
 
@@ -61,9 +61,10 @@ def submit(
     """Submit a fine-tune. Prints the job's id; files that CONFIG names beside itself travel with it."""
     import secrets
 
-    from coordinator.cli.console import say, size
+    from coordinator.cli.console import say
     from coordinator.cli.remote import Remote
     from coordinator.cli.submission import Asked, build
+    from coordinator.core.words import size
 
     submission = build(
         Asked(
@@ -231,11 +232,11 @@ def artifacts(
     """List the files of a job's result, or download them (resumed where it broke off, SHA-256 checked)."""
     from fnmatch import fnmatch
 
-    from coordinator.cli.console import say, size, write_json, write_table
+    from coordinator.cli.console import say, write_json, write_table
     from coordinator.cli.exits import Exit, Stop, of_job
     from coordinator.cli.remote import Remote
     from coordinator.core.views import TERMINAL_STATES
-    from coordinator.core.words import counted
+    from coordinator.core.words import counted, size
 
     with Remote() as remote:
         shown = remote.job(job_id)
@@ -267,3 +268,32 @@ def artifacts(
             ("ID", "PATH", "KIND", "SIZE", "SHA-256"),
             ((a.id, a.path, a.kind, size(a.size_bytes), a.sha256) for a in files),
         )
+
+
+def report(
+    job_id: JobId,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it to this file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Everything about a job in one document (Markdown), to keep and to read without rankcall."""
+    from coordinator.cli.console import say, write_json
+    from coordinator.cli.exits import Exit, Stop
+    from coordinator.cli.remote import Remote
+    from coordinator.report import markdown
+
+    with Remote() as remote:
+        told = remote.report(job_id)
+    if output is None and json:
+        write_json(told)
+        return
+    document = told.model_dump_json(indent=2) + "\n" if json else markdown(told)
+    if output is None:
+        typer.echo(document, nl=False)
+        return
+    try:
+        output.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise Stop(Exit.USAGE, f"{output} cannot be written: {error.strerror}.") from None
+    say(f"The report of job {job_id} is in {output}.")

@@ -17,6 +17,7 @@ from coordinator.core.views import (
     PreflightRequest,
     PreflightView,
     ReplicaPage,
+    ReportView,
     StreamPage,
     Submission,
 )
@@ -161,6 +162,12 @@ class Remote:
     def links(self, job_id: str) -> LinkGrid:
         with failures_as_stops(f"job {job_id}"):
             return self._client.request("GET", f"{_job(job_id)}/links").parse(LinkGrid)
+
+    def report(self, job_id: str) -> ReportView:
+        with failures_as_stops(f"job {job_id}"):
+            parameters = {"format": "json"}
+            answer = self._client.request("GET", f"{_job(job_id)}/report", parameters=parameters)
+            return answer.parse(ReportView)
 
     def streams(self, job_id: str) -> StreamPage:
         with failures_as_stops(f"job {job_id}"):

@@ -13,8 +13,9 @@ def add_to(app: typer.Typer) -> None:
 
 def nodes(json: Json = False) -> None:
     """List the replicas that registered, what they have and what they do."""
-    from coordinator.cli.console import duration, say, write_json, write_table
+    from coordinator.cli.console import say, write_json, write_table
     from coordinator.cli.remote import Remote
+    from coordinator.core.words import duration
 
     with Remote() as remote:
         page = remote.replicas()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.cli.bundle import Reference, collect, near_names, survey
-from coordinator.cli.console import size
 from coordinator.cli.exits import Exit, Stop
 from coordinator.core.regular import read_regular
+from coordinator.core.words import size
 
 if TYPE_CHECKING:
     from coordinator.checks import Purpose

@@ -22,7 +22,7 @@ from coordinator.cli.board import (
     with_job,
     with_metric,
 )
-from coordinator.cli.console import duration, plain, say, shortened, size, talk
+from coordinator.cli.console import say, shortened, talk
 from coordinator.cli.exits import Exit, Stop
 from coordinator.cli.remote import Remote, stop_of
 from coordinator.core import interrupt
@@ -30,7 +30,7 @@ from coordinator.core.clock import monotonic_s
 from coordinator.core.http import ProblemAnswer, ServerEvent, Unreachable
 from coordinator.core.protocol import Finding
 from coordinator.core.views import TERMINAL_STATES, JobView, MetricView
-from coordinator.core.words import counted
+from coordinator.core.words import counted, duration, plain, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

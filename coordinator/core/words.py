@@ -1,6 +1,10 @@
-"""Numbers in sentences for a user. Used wherever a message counts something."""
+"""How numbers and foreign text are written for people: counts, sizes, durations. Used wherever something is said."""
 
 from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def counted(number: object, what: str) -> str:
@@ -13,3 +17,31 @@ def counted(number: object, what: str) -> str:
 def are(number: object, what: str) -> str:
     """1 file is, 2 files are."""
     return f"{counted(number, what)} {'is' if number == 1 else 'are'}"
+
+
+def size(count: float) -> str:
+    """Bytes for humans: 512 B, 4.0 KiB, 8.5 GiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        count /= 1024
+        if count < 1024 or unit == "TiB":
+            return f"{count:.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """42 s, 3:07, 2:03:04."""
+    if seconds is None or seconds < 0:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plain(text: object) -> str:
+    """The text without control characters (line breaks and tabs stay) and direction marks."""
+    return _CONTROL.sub("\ufffd", str(text))

@@ -315,3 +315,12 @@ def test_an_address_without_a_page_leads_back(
         answer = client.get(path)
         assert answer.status_code == 404 and answer.json()["code"] == "SYS102"
     faults[:] = [fault for fault in faults if "404" not in fault]
+
+
+def test_the_report_is_one_click_away(coordinator: Coordinator, open_page: Open) -> None:
+    page = open_page(f"{coordinator.url}/jobs/{FAILED}")
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="Report").click()
+    assert waiting.value.suggested_filename == f"rankcall-{FAILED}.md"
+    document = Path(waiting.value.path()).read_text()
+    assert document.startswith("# second: failed") and "CUDA out of memory" in document

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch_at_hand
 from namespaces import ROOT, Host
 
 from agent import launcher
@@ -273,7 +272,6 @@ def fleet(
 ) -> Iterator[Fleet]:
     """Replicas that are not started yet. Those that still run at the end are asked to end and must leave nothing."""
     peers = ",".join(host.address for host in hosts)
-    python = str(torch_at_hand.interpreter(folder))
     replicas = []
     for host in hosts:
         own = folder / host.name
@@ -286,7 +284,6 @@ def fleet(
             "RANKCALL_AXOLOTL_WAIT_S": "0",
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
-            "RANKCALL_PYTHON": python,
             MARK: str(own),
             **(more or {}),
         }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch_at_hand
 from fleet import Fleet, Replica, fleet
 from namespaces import Host, MakeHosts
 
@@ -17,6 +18,10 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 
 # Nothing here is about these: torch is imported in minutes where the machine is busy.
 GENEROUS = ("--deadline", "match=300", "--deadline", "collective=300")
+
+
+def with_torch(folder: Path) -> dict[str, str]:
+    return {"RANKCALL_PYTHON": str(torch_at_hand.interpreter(folder / "torch-at-hand"))}
 
 
 def preflight(replica: Replica, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -52,7 +57,7 @@ def test_the_address_that_all_peers_reach_is_used_though_another_leads_to_the_co
     """Between the first two is a network of their own, by which the second reaches the coordinator."""
     made = hosts(3)
     to_master, own = joined(made[0], made[1])
-    with fleet(made, tmp_path) as three:
+    with fleet(made, tmp_path, more=with_torch(tmp_path)) as three:
         peers = ",".join((to_master, *(host.address for host in made[1:])))
         three.replicas[1].environment["RANKCALL_PEERS"] = peers
         three.up()
@@ -148,7 +153,7 @@ def test_another_torch_on_one_replica_is_named_before_anything_is_tried(
 def test_ipv6_alone_is_enough(hosts: MakeHosts, tmp_path: Path) -> None:
     made = hosts(2, ipv4=False, ipv6=True)
     peers = ",".join(f"[{host.address6}]" for host in made)
-    with fleet(made, tmp_path, more={"RANKCALL_PEERS": peers}) as pair:
+    with fleet(made, tmp_path, more={"RANKCALL_PEERS": peers, **with_torch(tmp_path)}) as pair:
         pair.up()
         pair.eventually(lambda: all(replica.registered for replica in pair.replicas), "registered")
         code, view = preflight(pair.master)

@@ -228,6 +228,23 @@ def test_a_file_that_changed_since_it_was_collected_is_not_handed_over(
     assert not [path for path in (tmp_path / "result").rglob("*") if path.is_file()]
 
 
+def test_a_report_is_one_document_to_keep(shell: Shell, agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.live()
+    job_id = shell.run(*SUBMIT, "--watch", "--name", "a_job").out.strip()
+    printed = shell.run("report", job_id)
+    assert printed.code == 0, printed.err
+    for words in ("# a_job: succeeded", f"{STEPS} of {STEPS}", "machine_rank: 0", "## Attempt 1: succeeded"):
+        assert words in printed.out
+    written = shell.run("report", job_id, "-o", "report.md")
+    assert (written.code, written.out) == (0, "")
+    assert "## Result" in (shell.folder / "report.md").read_text()
+    data = json.loads(shell.run("report", job_id, "--json").out)
+    assert data["job"]["id"] == job_id and data["curve"][-1]["step"] == STEPS
+    assert shell.run("report", job_id, "-o", "nowhere/report.md").code == 2
+    assert shell.run("report", "00000000").code == 102
+
+
 def test_no_coordinator_and_no_authority_are_exit_3(shell: Shell, coordinator: Coordinator) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -65,7 +65,7 @@ def test_help_names_every_verb_and_loads_no_service(shell: Shell) -> None:
     ran = shell.run("--help")
     assert ran.code == 0
     for verb in (
-        "submit", "jobs", "job", "logs", "cancel", "retry", "artifacts", "nodes",
+        "submit", "jobs", "job", "logs", "cancel", "retry", "artifacts", "report", "nodes",
         "check", "render", "explain", "doctor", "up", "coordinator", "agent", "demo",
     ):  # fmt: skip
         assert f"\n  {verb} " in ran.out

@@ -63,7 +63,7 @@ def test_nobody_reads_a_secret_of_a_job(token: str, coordinator: Coordinator) ->
             pass
         rendered = client.get(f"{job}/files")
         assert rendered.status_code == 200
-        for path in ("", "/findings", "/files", "/links"):
+        for path in ("", "/findings", "/files", "/links", "/report", "/report?format=json"):
             assert_hidden(client.get(job + path).text)
         for path in ("/api/v1/jobs", "/api/v1/events", "/api/v1/replicas"):
             assert_hidden(client.get(path).text)

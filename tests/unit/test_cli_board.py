@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from coordinator.cli.board import Board, figures, news, stage_line, with_finding, with_job, with_metric
-from coordinator.cli.console import duration, finding_lines, plain, size
+from coordinator.cli.console import finding_lines
 from coordinator.cli.exits import Exit, Stop, of_job
 from coordinator.cli.watch import fold
 from coordinator.core.catalogue import finding
 from coordinator.core.http import ServerEvent
 from coordinator.core.protocol import Finding, Stage
 from coordinator.core.views import AttemptView, JobView, MemberView, MetricView, ProgressView, StageView
+from coordinator.core.words import duration, plain, size
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -37,6 +37,7 @@ from coordinator.core.views.job import (
     StreamPage,
 )
 from coordinator.core.views.judged import CheckVerdict, CodePage, CodeView, RenderedFileView, RenderedView
+from coordinator.core.views.report import CurvePoint, EvidenceView, ReportView
 from coordinator.core.views.service import (
     EventPage,
     EventView,
@@ -56,9 +57,11 @@ __all__ = [
     "CodePage",
     "CodeView",
     "ComparedAnswer",
+    "CurvePoint",
     "Deadlines",
     "EventPage",
     "EventView",
+    "EvidenceView",
     "FindingPage",
     "GroupView",
     "Health",
@@ -82,6 +85,7 @@ __all__ = [
     "RenderedView",
     "ReplicaPage",
     "ReplicaView",
+    "ReportView",
     "RoundView",
     "SessionView",
     "SignIn",

@@ -92,6 +92,24 @@ def newest_metrics(c: Connection, attempt_id: str, after_id: int = 0) -> list[ro
     return [rows.Metric(*row) for row in found]
 
 
+def logged_ids(c: Connection, attempt_id: str, kind: str) -> list[int]:
+    """Ids of the records of one type ("log", "eval"), in their order, from the lowest rank that has any."""
+    pending.settle(c)
+    metric = table(Metric).c
+    lowest = select(func.min(metric.rank)).where(metric.attempt_id == attempt_id, metric.type == kind)
+    wanted = select(metric.id).where(
+        metric.attempt_id == attempt_id, metric.type == kind, metric.rank == lowest.scalar_subquery()
+    )
+    return [int(row[0]) for row in c.execute(wanted.order_by(metric.id))]
+
+
+def metrics_by_id(c: Connection, ids: Sequence[int]) -> list[rows.Metric]:
+    """These records, in their order."""
+    metric = table(Metric).c
+    wanted = select(*columns(Metric, rows.Metric)).where(metric.id.in_(ids)).order_by(metric.id)
+    return [rows.Metric(*row) for row in c.execute(wanted)]
+
+
 def last_metric_id(c: Connection) -> int:
     """The id of the newest record of all; 0 if there is none."""
     pending.settle(c)

@@ -3,6 +3,7 @@
 import { now } from "../shared/api.js";
 import { el, icon, plain, prose } from "../shared/dom.js";
 import { between, duration, plural, ticking, when } from "../shared/format.js";
+import { api } from "../shared/site.js";
 import { badge, mark, TERMINAL } from "../shared/states.js";
 
 function size(job) {
@@ -29,6 +30,20 @@ function buttons(job, session) {
   }
   if (job.state === "succeeded") return null;
   return el("button", { class: "button primary", type: "button", "data-do": "retry" }, "Retry");
+}
+
+function report(job) {
+  return el(
+    "a",
+    {
+      class: "button",
+      href: api(`jobs/${encodeURIComponent(job.id)}/report`).pathname,
+      download: `rankcall-${job.id}.md`,
+      title: "Everything about this job in one document (Markdown)",
+    },
+    icon("download"),
+    el("span", {}, "Report"),
+  );
 }
 
 /** Name, state, id, size, times, and the buttons. */
@@ -64,7 +79,7 @@ export function title(job, session) {
         el("span", {}, times(job)),
       ),
     ),
-    el("div", { class: "buttons" }, buttons(job, session)),
+    el("div", { class: "buttons" }, report(job), buttons(job, session)),
   ];
 }
 
