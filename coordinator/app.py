@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from coordinator.api import (
     service,
     streams,
 )
-from coordinator.api.edge import Edge
+from coordinator.api.edge import Edge, Express
 from coordinator.api.elsewhere import Elsewhere
 from coordinator.api.feeds import Feeds
 from coordinator.api.meters import Meters
@@ -96,7 +97,7 @@ def create_app(settings: Settings, limits: Limits | None = None, url: str = "") 
         finally:
             await elsewhere.aclose()
 
-    app = FastAPI(
+    app = Express(
         title="rankcall",
         lifespan=lifespan,
         docs_url=None,
@@ -110,10 +111,9 @@ def create_app(settings: Settings, limits: Limits | None = None, url: str = "") 
         app.router.routes.extend(router.routes)
     document.install(app, version)
     problems.install(app)
-    express = [route for route in replicas.agents.routes if isinstance(route, Lean)]
-    app.add_middleware(
-        Edge, settings=settings, meters=meters, rates=rates, elsewhere=elsewhere, express=express
-    )
+    edge = functools.partial(Edge, settings=settings, meters=meters, rates=rates, elsewhere=elsewhere)
+    app.add_middleware(edge)
+    app.expedite([route for route in replicas.agents.routes if isinstance(route, Lean)], edge)
     return app
 
 

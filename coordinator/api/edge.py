@@ -8,12 +8,13 @@ ASGI, because it is on the path of every report.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from time import perf_counter
 from urllib.parse import urlsplit
 
 import structlog
+from fastapi import FastAPI
 from starlette.datastructures import State
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -78,8 +79,6 @@ class Edge:
 
     Args:
         elsewhere: answers while this process is not the active one.
-        express: routes that are called right here, without the two thirds of a request's cost that lie between
-            (five layers, and a search through all routes): what every agent calls every two seconds.
     """
 
     def __init__(
@@ -89,11 +88,9 @@ class Edge:
         meters: Meters,
         rates: Rates,
         elsewhere: Elsewhere,
-        express: Sequence[Route] = (),
     ) -> None:
         self._app = app
         self._elsewhere = elsewhere
-        self._express = tuple((route.path_regex, route.methods or set(), route) for route in express)
         self._meters = meters
         # Without a token everything comes from this machine, the agents' first words included.
         self._rates = None if settings.open_on_loopback else rates
@@ -132,11 +129,11 @@ class Edge:
             self._check_host(headers)
             _check_origin(method, headers, scope.get(FORWARDED_HOST))
             bounded = _bounded(method, path, headers, receive)
-            if _active(state):
-                await self._destination(method, path, scope)(scope, bounded, send_with_headers)
+            if active(state):
+                await self._app(scope, bounded, send_with_headers)
             else:
                 await self._elsewhere.answer(
-                    state.office, lambda: _active(state), self._app, scope, bounded, send_with_headers
+                    state.office, lambda: active(state), self._app, scope, bounded, send_with_headers
                 )
         except ClientDisconnect:
             log.info("client left in the middle of its request", method=method, path=path)
@@ -164,15 +161,6 @@ class Edge:
                 _note(scope, known, route, status)
             self._meters.answered(known, route, status, perf_counter() - started_s)
 
-    def _destination(self, method: str, path: str, scope: Scope) -> ASGIApp:
-        if path.startswith(_EXPRESS):
-            for pattern, methods, route in self._express:
-                found = pattern.match(path)
-                if found is not None and method in methods:
-                    scope["route"], scope["path_params"] = route, found.groupdict()
-                    return route.app
-        return self._app
-
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
         if self._any_host:
             return
@@ -182,7 +170,32 @@ class Edge:
         raise problem(403, "SYS112", f"This coordinator is not called {name!r}.")
 
 
-def _active(state: State) -> bool:
+class Express(FastAPI):
+    """The app, with a short way for what every agent calls every two seconds: through the edge to the route, without the two
+    thirds of a request's cost that lie between (seven layers, and a search through all routes).
+    """
+
+    def expedite(self, routes: Sequence[Route], edge: Callable[[ASGIApp], Edge]) -> None:
+        """Take this way to `routes`, while this process is the active one."""
+        self._expedited = tuple((route.path_regex, route.methods or set(), route) for route in routes)
+        self._edge = edge(_straight)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(_EXPRESS) and active(self.state):
+            for pattern, methods, route in self._expedited:
+                found = pattern.match(scope["path"])
+                if found is not None and scope["method"] in methods:
+                    scope["app"], scope["route"], scope["path_params"] = self, route, found.groupdict()
+                    await self._edge(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
+
+
+async def _straight(scope: Scope, receive: Receive, send: Send) -> None:
+    await scope["route"].app(scope, receive, send)
+
+
+def active(state: State) -> bool:
     """Whether this process answers by itself."""
     return state.services is not None and state.office.here()
 

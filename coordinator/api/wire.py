@@ -63,6 +63,7 @@ class _Bounded(HttpToolsProtocol):
         self._admitted: str | None = None
         self._in_head = False
         self._head_bytes = 0
+        self._piece_bytes = 0
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -83,6 +84,7 @@ class _Bounded(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._piece_bytes = len(data)
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -102,8 +104,10 @@ class _Bounded(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_is_here()
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > (
-            self.doorman.limits.head_bytes
+        most = self.doorman.limits.head_bytes
+        # A head that came in pieces that are small enough together need not be counted: nearly all.
+        if self._head_bytes + self._piece_bytes > most and most < len(self.url) + sum(
+            len(name) + len(value) for name, value in self.headers
         ):
             self._refuse()
             raise httptools.HttpParserCallbackError

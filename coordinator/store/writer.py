@@ -1,7 +1,8 @@
 """The one writer: a thread that commits whatever waits as one group. `Store.write` hands operations to it.
 
 A commit costs an fsync whether it holds one row or a thousand. While a group is being committed the next
-one gathers by itself, so groups grow with the load and a lone operation waits for nobody.
+one gathers by itself, so groups grow with the load and a lone operation waits for nobody. On a fast disk they would
+stay small, and thousands of agents cost a core in commits: while operations keep coming, the next group is given a moment.
 
 An operation that raises fails alone. The group is first tried without any guard, because failures are rare;
 if one fails, all is rolled back and the same operations run once more, each under a savepoint. Hence
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -28,6 +30,9 @@ Operation = Callable[[Connection], Any]
 
 # Bounds how long a group can make its members wait; at 20 µs an operation, some 10 ms.
 GROUP_OPERATIONS = 512
+# How long the next group gathers after one that had company, unless so many wait already.
+GATHER_S = 0.004
+ENOUGH = 16
 
 
 @dataclass(slots=True)
@@ -98,7 +103,10 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
+        group: list[Waiting] = []
         while (first := self._queue.get()) is not None:
+            if len(group) > 1 and self._queue.qsize() < ENOUGH:
+                time.sleep(GATHER_S)
             group = [first]
             last = False
             for _ in range(min(self._queue.qsize(), GROUP_OPERATIONS - 1)):
