@@ -31,7 +31,7 @@ Operation = Callable[[Connection], Any]
 # Bounds how long a group can make its members wait; at 20 µs an operation, some 10 ms.
 GROUP_OPERATIONS = 512
 # How long the next group gathers after one that had company, unless so many wait already.
-GATHER_S = 0.004
+GATHER_S = 0.002
 ENOUGH = 16
 
 
