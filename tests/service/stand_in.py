@@ -104,7 +104,7 @@ def worker(rank: int, world: int) -> int:
     if rank == 0 and ATTEMPT.name == f"attempt-{saving}":
         save(Path("outputs"))
     if doing := told.get("quiet", {}).get(str(rank)):
-        work(doing, told["quiet_s"])
+        work(rank, doing, told["quiet_s"])
     wait_for(told.get("hang_when"))
     hang(told.get("hang", {}).get(str(rank), ""), told.get("hang_again", False))
     wait_for(told.get("until"))
@@ -164,15 +164,18 @@ def hang(how: str, again: bool) -> None:
     time.sleep(600)
 
 
-def work(doing: str, seconds: float) -> None:
+def work(rank: int, doing: str, seconds: float) -> None:
     """What a healthy training does for a while without a step: a share of one core, or small pieces to or from a disk."""
-    record(type="phase", phase="save" if doing == "writing" else "evaluate")
+    record(type="phase", rank=rank, phase="save" if doing == "writing" else "evaluate")
     end = time.monotonic() + seconds
     with Path("slow-disk").open("w+b", buffering=0) as file, Path(__file__).open("rb", buffering=0) as ours:
         while time.monotonic() < end:
             match doing:
                 case "computing":
-                    sum(range(1_000_000))
+                    # As much of a core on any machine; what the watchdog calls work begins at 0.08.
+                    done_s = time.process_time() + 0.03
+                    while time.process_time() < done_s:
+                        pass
                 case "writing":
                     file.write(bytes(65536))
                 case "reading":
