@@ -112,7 +112,7 @@ def _training(progress: ProgressView | None, curve: Sequence[CurvePoint]) -> Ite
         ("training took", duration(progress.train_runtime_s) if progress.train_runtime_s else ""),
         ("ranks", progress.world_size or ""),
         ("parameters trained", _parameters(progress)),
-        ("GPU memory", _memory(progress)),
+        ("memory", _memory(progress)),
     ]
     yield from _heading("Training")
     yield from _table(("", ""), [row for row in rows if row[1] != ""])
