@@ -23,7 +23,7 @@ from coordinator.core.views import (
     ReportView,
     StageView,
 )
-from coordinator.core.words import counted, duration, plain, size
+from coordinator.core.words import between, counted, duration, plain, size
 
 # An underscore within a word is none; what is a mark only where a line begins is `_line`'s.
 _MARKS = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_]))")
@@ -77,7 +77,7 @@ def _head(told: ReportView) -> Iterator[str]:
             ("submitted", _instant(job.created_at)),
             ("started", _instant(job.started_at)),
             ("ended", _instant(job.ended_at)),
-            ("took", _between(job.started_at, job.ended_at)),
+            ("took", between(job.started_at, job.ended_at)),
         ),
     )
     yield ""
@@ -180,7 +180,7 @@ def _attempt(attempt: AttemptView) -> Iterator[str]:
     yield ""
     yield from _table(
         ("stage", "state", "took", "summary"),
-        ((s.stage, s.state, _between(s.started_at, s.ended_at), s.summary) for s in attempt.stages),
+        ((s.stage, s.state, between(s.started_at, s.ended_at), s.summary) for s in attempt.stages),
     )
     for stage in attempt.stages:
         yield from _figures(stage)
@@ -299,13 +299,6 @@ def _figure(value: object) -> str:
 
 def _instant(at: datetime | None) -> str:
     return "–" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _between(start: datetime | None, end: datetime | None) -> str:
-    if start is None or end is None:
-        return "–"
-    seconds = (end - start).total_seconds()
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def _parameters(progress: ProgressView) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -20,6 +21,7 @@ from coordinator.api.services import Services, ServicesDep
 from coordinator.attempt import AttemptState
 from coordinator.core.problem import ProblemError
 from coordinator.core.protocol import EVIDENCE, Facts
+from coordinator.core.redact import Redactor
 from coordinator.core.views import CurvePoint, EvidenceView, RenderedView, ReportView
 from coordinator.report import markdown, spread
 from coordinator.store import queries, rows, streams
@@ -30,7 +32,6 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=Guarded)
 MARKDOWN = "text/markdown"
 # A table that fits a page or two, whatever the training's length.
 MOST_POINTS = 24
-MOST_EVALUATIONS = 24
 # Of each stream of evidence, and of all: the stacks of a rank are a few KB, those of a thousand must not be a gigabyte.
 EVIDENCE_BYTES = 32 << 10
 MOST_EVIDENCE_BYTES = 1 << 20
@@ -63,12 +64,18 @@ async def report(
     """What came of the job, its figures and answers, findings, attempts, replicas, rendered files (secrets masked), and the
     evidence of a hang. Of a job that still runs: all that as it is now."""
     row, told = await _told(services, job_id)
-    # Before it is written: in Markdown a secret with an underscore would have a backslash in it, and be missed.
-    masked = services.veils.of(row).mask(told.model_dump_json().encode())
+    # Not in the event loop: a megabyte of evidence would hold up the reports of all agents.
+    document = await asyncio.to_thread(_written, told, services.veils.of(row), form)
     if form == "json":
-        return Response(masked, media_type=JSON)
+        return Response(document, media_type=JSON)
     headers = {"Content-Disposition": f'inline; filename="rankcall-{row.id}.md"'}
-    return Response(markdown(ReportView.model_validate_json(masked)), headers=headers, media_type=MARKDOWN)
+    return Response(document, headers=headers, media_type=MARKDOWN)
+
+
+def _written(told: ReportView, veil: Redactor, form: str) -> bytes:
+    """Masked before it is written: in Markdown a secret may have a backslash in it, and would be missed."""
+    masked = veil.mask(told.model_dump_json().encode())
+    return masked if form == "json" else markdown(ReportView.model_validate_json(masked)).encode()
 
 
 async def _told(services: Services, job_id: str) -> tuple[rows.Job, ReportView]:
@@ -116,9 +123,9 @@ def _given(
 
 def _curve(c: Connection, attempt_id: str) -> tuple[CurvePoint, ...]:
     points: dict[int, dict[str, float]] = {}
-    for kind, most in (("log", MOST_POINTS), ("eval", MOST_EVALUATIONS)):
+    for kind in ("log", "eval"):
         ids = queries.logged_ids(c, attempt_id, kind)
-        for metric in queries.metrics_by_id(c, [ids[index] for index in spread(len(ids), most)]):
+        for metric in queries.metrics_by_id(c, [ids[index] for index in spread(len(ids), MOST_POINTS)]):
             if metric.step is not None:
                 known = {name: metric.record.get(name) for name in CurvePoint.model_fields}
                 points.setdefault(metric.step, {}).update({k: v for k, v in known.items() if v is not None})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from coordinator.cli.console import finding_lines, shortened
 from coordinator.core.protocol import Finding
 from coordinator.core.views import JobView, MetricView, ProgressView, StageView
-from coordinator.core.words import duration
+from coordinator.core.words import between, duration
 
 # Without a terminal a training line comes at most this often: a log of 10,000 steps is not wanted twice.
 LINE_EVERY_S = 5.0
@@ -124,10 +124,7 @@ def stage_line(stage: StageView) -> tuple[str, str]:
 
 
 def stage_duration(stage: StageView) -> str:
-    if stage.started_at is None or stage.ended_at is None:
-        return ""
-    seconds = (stage.ended_at - stage.started_at).total_seconds()
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    return between(stage.started_at, stage.ended_at)
 
 
 def figures(progress: ProgressView) -> str:
