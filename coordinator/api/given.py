@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from coordinator.api.problems import no_such
 from coordinator.assignment import Work, rendered
 from coordinator.attempt import AttemptState, Seat
 from coordinator.core.problem import problem
@@ -11,23 +10,6 @@ from coordinator.core.redact import Redactor, secrets_of
 from coordinator.core.views import RenderedFileView, RenderedView, Submission
 from coordinator.render import RenderError
 from coordinator.store import rows
-from coordinator.views_of import attempt_of, foremost
-
-
-def seat_of(attempts: list[rows.Attempt], number: int | None, rank: int) -> tuple[AttemptState, Seat]:
-    """The seat of a rank in the attempt of this number, or in the foremost.
-
-    Raises:
-        ProblemError: 404 where there is none.
-    """
-    states = [attempt_of(row) for row in attempts if number is None or row.number == number]
-    if not states:
-        raise no_such("attempt", str(number))
-    meant = foremost(states)
-    seat = next((seat for seat in meant.seats if seat.rank == rank), None)
-    if seat is None:
-        raise no_such("rank", str(rank))
-    return meant, seat
 
 
 def given(

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from coordinator.api.answers import JSON, JobId, Limit, PageCursor, answer, body, position
 from coordinator.api.examples import JOB, SUBMISSION
 from coordinator.api.feeds import read_job_view
-from coordinator.api.given import given, seat_of
+from coordinator.api.given import given
 from coordinator.api.problems import no_such, parse_body, responses
 from coordinator.api.routing import Guarded, principal_of
+from coordinator.api.seats import seat_of
 from coordinator.api.services import Services, ServicesDep
 from coordinator.auth import Role
 from coordinator.core.problem import problem

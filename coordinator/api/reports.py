@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 from coordinator.api.answers import JSON, JobId
 from coordinator.api.feeds import read_job_view
-from coordinator.api.given import given, seat_of
+from coordinator.api.given import given
 from coordinator.api.problems import no_such, responses
 from coordinator.api.routing import Guarded
+from coordinator.api.seats import seat_of
 from coordinator.api.service import installed_version
 from coordinator.api.services import Services, ServicesDep
 from coordinator.attempt import AttemptState

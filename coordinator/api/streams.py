@@ -14,13 +14,14 @@ from starlette.responses import Response
 from coordinator.api.answers import JobId, answer
 from coordinator.api.problems import no_such, responses
 from coordinator.api.routing import Guarded
+from coordinator.api.seats import seat_of
 from coordinator.api.services import Services, ServicesDep
 from coordinator.api.sse import Cursor, Streamed, event_stream
 from coordinator.attempt import AttemptState
 from coordinator.core.problem import problem
 from coordinator.core.views import TERMINAL_STATES, StreamInfo, StreamPage
 from coordinator.store import queries, rows, streams
-from coordinator.views_of import attempt_of, foremost
+from coordinator.views_of import attempt_of
 
 router = APIRouter(prefix="/api/v1", tags=["streams"], route_class=Guarded)
 
@@ -225,13 +226,7 @@ async def _place(
         if rank >= row.nodes:
             raise no_such("rank", str(rank))
         return None
-    states = [attempt_of(found) for found in attempts if number is None or found.number == number]
-    if not states:
-        raise no_such("attempt", str(number))
-    state = foremost(states)
-    seat = next((seat for seat in state.seats if seat.rank == rank), None)
-    if seat is None:
-        raise no_such("rank", str(rank))
+    state, seat = seat_of(attempts, number, rank)
     return state, seat.replica_id
 
 

@@ -106,8 +106,9 @@ class Server:
         self._selector.register(asking, selectors.EVENT_READ, lambda: self._hung_up(pid))
 
     def _hung_up(self, pid: int) -> None:
-        self._selector.unregister(self._children[pid][1])
-        os.kill(pid, signal.SIGKILL)
+        if pid in self._children:  # else both have ended at once, and it is buried
+            self._selector.unregister(self._children[pid][1])
+            os.kill(pid, signal.SIGKILL)
 
     def _bury(self, pid: int) -> None:
         watch, asking = self._children.pop(pid)

@@ -89,9 +89,8 @@ def rendered_into(
 
 def launched(rendered: Rendered) -> tuple[Any, dict[str, str]]:
     """The arguments and the environment that accelerate would start torchrun with; nothing is started."""
-    from accelerate.commands import (
-        launch,
-    )  # takes seconds, which every process would spend that collects this file
+    # Here, because it takes seconds, which every process would spend that collects this file.
+    from accelerate.commands import launch
 
     arguments = launch.launch_command_parser().parse_args(rendered.train_argv[3:])
     arguments, defaults, from_config = launch._validate_launch_command(arguments)
