@@ -31,7 +31,7 @@ import bare_reports
 import psutil
 
 from coordinator.attempt import AttemptState, Seat, StageRecord
-from coordinator.core.protocol import Append, Report, Stage, TaskReport, Telemetry
+from coordinator.core.protocol import Address, Append, Registration, Report, Stage, TaskReport, Telemetry
 from coordinator.core.protocol.observed import RankTelemetry
 from coordinator.store import Store, queries, rows
 
@@ -57,6 +57,14 @@ def events_of(rank: int, step: int) -> bytes:
         % (at + n, rank, step + n)
         for n in range(2)
     )
+
+
+def registration(number: int) -> str:
+    offer = Address(address=address_of(number), interface="eth0")
+    return Registration(
+        replica_id=replica_of(number), fingerprint=f"f{number}", incarnation=1, hostname=f"host-{number}",
+        addresses=(offer,), echo_port=40000,
+    ).model_dump_json()  # fmt: skip
 
 
 # --- the coordinator's store, in the middle of training
@@ -88,6 +96,18 @@ def prepare(folder: Path, agents: int, nodes: int) -> None:
         )  # fmt: skip
 
         def put(c, attempt=attempt, job_id=job_id):  # type: ignore[no-untyped-def]
+            for seat in attempt.seats:
+                n = int(seat.replica_id[2:], 16)
+                queries.upsert_replica(
+                    c,
+                    id=seat.replica_id,
+                    fingerprint=f"f{n}",
+                    incarnation=1,
+                    token_hash="",
+                    hostname=seat.hostname,
+                    at=at,
+                    registration=registration(n),
+                )
             queries.insert_job(
                 c,
                 rows.Job(
@@ -100,6 +120,15 @@ def prepare(folder: Path, agents: int, nodes: int) -> None:
 
         store.write_now(put)
     store.close()
+
+
+def must_be_training(folder: Path) -> None:
+    """A coordinator whose jobs have ended has less to do than one that watches them."""
+    store = Store.open(f"sqlite:///{folder}/coordinator/rankcall.db")
+    states = store.read_now(lambda c: c.exec_driver_sql("SELECT state, count(*) FROM job GROUP BY 1").all())
+    store.close()
+    if {state for state, _ in states} != {"running"}:
+        raise SystemExit(f"the jobs did not stay in training: {states}")
 
 
 # --- the generator
@@ -167,13 +196,9 @@ class Fleet:
         gate = asyncio.Semaphore(128)
 
         async def one(n: int) -> None:
-            body = {
-                "replica_id": replica_of(n), "fingerprint": f"f{n}", "incarnation": 1, "hostname": f"host-{n}",
-                "addresses": [{"address": address_of(n), "interface": "eth0"}], "echo_port": 40000,
-            }  # fmt: skip
             async with gate:
                 status, answer = await self.wires[n].ask(
-                    request("/api/v1/replicas", TOKEN, json.dumps(body).encode())
+                    request("/api/v1/replicas", TOKEN, registration(n).encode())
                 )
             assert status == 201, answer
             self.tokens[n] = json.loads(answer)["token"]
@@ -256,12 +281,15 @@ def one_run(kind: str, options: argparse.Namespace) -> tuple[float, float, float
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
         try:
-            return asyncio.run(generate(kind, port, server.pid, options))
+            figures = asyncio.run(generate(kind, port, server.pid, options))
         finally:
             server.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(20)
             server.kill()
+        if kind != "bare app":
+            must_be_training(folder)
+        return figures
 
 
 async def generate(
