@@ -43,8 +43,9 @@ KEEP_ALIVE_S = 75
 # Requests still running after this are cut off at the end: agents and browsers repeat theirs.
 GRACEFUL_S = 3
 BACKLOG = 2048
-# Python's cyclic collector caused pauses of 50 ms when it walked the app again and again.
-GC_THRESHOLDS = (50_000, 50, 100)
+# Python's cyclic collector stops everything for 0.1 s to walk what thousands of connections have made anew since it came
+# last, and finds next to nothing: it comes when there is several times that much.
+GC_THRESHOLDS = (400_000, 50, 100)
 
 
 class CannotStart(Exception):

@@ -249,8 +249,8 @@ class Snapshot:
     """Everything a decision may look at.
 
     Attributes:
-        jobs: queued and running ones, oldest first.
-        attempts: those not ended, and the last ended one of each open job.
+        jobs: queued and running ones, oldest first; those that wait are all in it, of those that train maybe none.
+        attempts: those not ended, of other jobs too, and the last ended one of each open job.
         starts: what the training processes said of themselves when they started, by attempt.
         spoiled: the newest record of each rank whose losses were not all numbers, by attempt.
         watched: trainings that are to be judged now, by attempt; empty in between.

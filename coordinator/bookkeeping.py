@@ -24,8 +24,8 @@ from coordinator.store import queries, rows
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the store knows when a coordinator starts: open attempts, replicas as they were last heard of, and what the
-    trainings of those attempts said (id of the attempt, record) of the world they see or of losses that were no numbers."""
+    """What the store knows when a coordinator starts: open attempts, replicas as they were last heard of, and the last
+    words of the trainings of those attempts: (id of the attempt, record)."""
 
     attempts: tuple[AttemptState, ...]
     presences: tuple[Presence, ...]
@@ -51,11 +51,11 @@ def known_of(connection: Connection) -> Known:
             ProgressRecord.model_validate(one.record)
             for one in queries.newest_metrics(connection, attempt.id)
         )
-        said += [(attempt.id, one) for one in records if one.type == "start" or one.losses_not_finite]
+        said += [(attempt.id, record) for record in records]
     return Known(attempts, tuple(present.values()), tuple(said))
 
 
-def job_of(row: rows.Job, submission: Submission) -> Job:
+def job_of(row: rows.Job | rows.OpenJob, submission: Submission) -> Job:
     """A job as decisions see it."""
     return Job(
         id=row.id,

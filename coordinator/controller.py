@@ -1,8 +1,9 @@
 """The one loop that moves jobs on: look at everything, ask `lifecycle.advance`, store what it says, tell the replicas.
 
 It is woken by whatever changes (a registration, a report, a submission, a deadline) and runs one pass for
-any number of wake-ups. A pass commits all its changes in one transaction before any replica hears of them,
-so a coordinator killed at any moment goes on from the store.
+any number of wake-ups, over the jobs that these are about and all that are not in training; a training that
+runs is looked at by `lookout.py`, which calls when something follows. A pass commits all its changes in one transaction before
+any replica hears of them, so a coordinator killed at any moment goes on from the store.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -20,14 +21,14 @@ from coordinator.attempt import AttemptState, Job, Snapshot, Watched
 from coordinator.bookkeeping import apply, job_of, known_of, put_back
 from coordinator.broadcast import Broadcast
 from coordinator.core.clock import monotonic_s, now_at
-from coordinator.core.protocol import Finding, HeldAttempt, ProgressRecord, Stage
-from coordinator.core.track import THRESHOLDS
+from coordinator.core.protocol import Finding, HeldAttempt, ProgressRecord
 from coordinator.core.views import Submission
 from coordinator.lifecycle import Change, advance
+from coordinator.lookout import Lookout
 from coordinator.recovery import KEEPERS, put_together, snapshot_of
 from coordinator.roster import Roster, expected
 from coordinator.store import Store, queries, rows
-from coordinator.watch import LOOK_EVERY_S, Heard, Watch, is_training
+from coordinator.watch import Watch, is_training
 
 log = structlog.get_logger(__name__)
 
@@ -58,37 +59,53 @@ class Controller:
         self._broadcast = broadcast
         self._woken = asyncio.Event()
         self._attempts: dict[str, AttemptState] = {}
+        self._jobs: dict[str, Job] = {}
+        self._trainings: dict[str, AttemptState] = {}
         self._works: dict[str, Work] = {}
-        self._starts: dict[str, dict[int, ProgressRecord]] = {}
-        self._spoiled: dict[str, dict[int, ProgressRecord]] = {}
         self._standings: OrderedDict[str, Standing] = OrderedDict()
         self._noted: list[Finding] = []
         self._broken: dict[str, str] = {}
         self._wake_at: float | None = None
-        self._open = False
+        self._all = True
+        self._called: set[str] = set()
+        self._seen: dict[str, Watched] = {}
         self._watch = Watch()
-        self._watched_s = float("-inf")
+        self._lookout = Lookout(
+            self._watch, roster, self._trainings, self._jobs, self._alone, self._take_call
+        )
         self._listening_since = 0.0
 
     # --- what others tell it
 
     def wake(self) -> None:
-        """Something changed: make a pass soon."""
+        """Something changed: make a pass over everything soon."""
+        self._all = True
+        self._woken.set()
+
+    def wake_for(self, attempt_ids: Iterable[str]) -> None:
+        """Something changed about these attempts, or about who is free: make a pass soon, but leave other trainings alone."""
+        self._called.update(
+            attempt.job_id for id_ in attempt_ids if (attempt := self._attempts.get(id_)) is not None
+        )
         self._woken.set()
 
     def note_findings(self, findings: Iterable[Finding]) -> None:
         """Findings about the service itself (a cloned replica), stored with the next pass."""
         self._noted += findings
 
-    def note_progress(self, attempt_id: str, record: ProgressRecord) -> None:
-        """A training process said what world it sees, or that a loss of its was not a number."""
-        if attempt_id in self._attempts:
-            self._remember(attempt_id, record)
-            self.wake()
+    def note_progress(self, attempt_id: str, records: Iterable[ProgressRecord]) -> None:
+        """A training process said how it goes on: in what world, at which step, with which losses."""
+        if attempt_id not in self._attempts:
+            return
+        now_s = monotonic_s()
+        for record in records:
+            if self._watch.hear(attempt_id, record, now_s):
+                self.wake_for((attempt_id,))
 
-    def _remember(self, attempt_id: str, record: ProgressRecord) -> None:
-        of_kind = self._starts if record.type == "start" else self._spoiled
-        of_kind.setdefault(attempt_id, {})[record.rank] = record
+    def _take_call(self, attempt: AttemptState, seen: Watched) -> None:
+        """Something follows from what the lookout has seen."""
+        self._seen[attempt.id] = seen
+        self.wake_for((attempt.id,))
 
     async def standing(self, attempt_id: str) -> Standing | None:
         """The seats of an attempt, ended ones included; None where there is no such attempt."""
@@ -133,8 +150,7 @@ class Controller:
             presence.holding |= {attempt.id}
             presence.heard_s = monotonic_s()
             self._roster.leave_alone(seat.replica_id, presence.unknown - {attempt.id})
-        self._attempts[attempt.id] = attempt
-        self._seat(attempt)
+        self._keep(attempt)
         self._broadcast.publish("jobs")
         self.wake()
 
@@ -147,10 +163,9 @@ class Controller:
         for presence in known.presences:
             self._roster.put(presence)
         for attempt in known.attempts:
-            self._attempts[attempt.id] = attempt
-            self._seat(attempt)
+            self._keep(attempt)
         for attempt_id, record in known.said:
-            self._remember(attempt_id, record)
+            self._watch.hear(attempt_id, record, monotonic_s())
         await self._assign(self._attempts.values())
         for presence in known.presences:
             held = [one.attempt_id for one in presence.registration.held]
@@ -158,14 +173,22 @@ class Controller:
             self._roster.leave_alone(presence.replica_id, lost)
 
     async def run(self) -> None:
-        """Make passes until cancelled. An error in one is logged and the next goes on."""
+        """Make passes, and look at the trainings, until cancelled."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._passes())
+            both.create_task(self._lookout.run())
+
+    async def _passes(self) -> None:
+        """An error in one pass is logged and the next goes on."""
         while True:
             try:
-                await self.one_pass()
+                if self._all or self._called or self._noted or self._unsettled():
+                    await self.one_pass()
             except asyncio.CancelledError:
                 raise
             except Exception:
                 log.exception("a pass of the controller failed; it is tried again")
+                self._all = True
                 await asyncio.sleep(IDLE_INTERVAL_S)
             await asyncio.sleep(PASS_INTERVAL_S)
             await self._wait()
@@ -183,29 +206,42 @@ class Controller:
             self._listening_since = now_at()
 
     def _patience_s(self) -> float | None:
-        if not self._open and self._wake_at is None:
+        if not self._jobs and not self._attempts and self._wake_at is None:
             return None
         if self._wake_at is None:
             return IDLE_INTERVAL_S
         return min(IDLE_INTERVAL_S, max(0.0, self._wake_at - now_at()))
 
+    def _unsettled(self) -> set[str]:
+        """Ids of the jobs that wait, are in another stage than training, or let go of their replicas."""
+        training = {attempt.job_id for attempt in self._trainings.values() if not _has_begun_to_end(attempt)}
+        return (self._jobs.keys() | {attempt.job_id for attempt in self._attempts.values()}) - training
+
+    def _keep(self, attempt: AttemptState) -> None:
+        """As it is from now on; one that has ended is no more."""
+        self._seat(attempt)
+        if attempt.state == "ended":
+            self._attempts.pop(attempt.id, None)
+            self._watch.forget(attempt.id)
+        else:
+            self._attempts[attempt.id] = attempt
+        if is_training(attempt):
+            self._trainings[attempt.id] = attempt
+        else:
+            self._trainings.pop(attempt.id, None)
+
     async def one_pass(self) -> None:
         """Look, decide, store, tell."""
-        rows = await self._store.read(queries.open_jobs)
+        only = None if self._all else self._called | self._unsettled()
+        self._all, self._called = False, set()
+        rows = await self._store.read(lambda c: queries.open_jobs(c, only))
         jobs = tuple([await self._job(row) for row in rows])
-        self._open = bool(jobs or self._attempts)
+        for job_id in tuple(self._jobs if only is None else only):
+            self._jobs.pop(job_id, None)
+        self._jobs.update((job.id, job) for job in jobs)
         last = await self._last_attempts(jobs)
-        snapshot = Snapshot(
-            now_at(),
-            jobs,
-            (*self._attempts.values(), *last),
-            self._roster.observed(),
-            {attempt_id: tuple(starts.values()) for attempt_id, starts in self._starts.items()},
-            await self._look_at_trainings(jobs),
-            dict(self._broken),
-            {attempt_id: tuple(records.values()) for attempt_id, records in self._spoiled.items()},
-            self._listening_since,
-        )
+        seen, self._seen = self._seen, {}
+        snapshot = self._snapshot(jobs, (*self._attempts.values(), *last), seen)
         change = advance(snapshot)
         self._wake_at = change.wake_at
         if not (change.jobs or change.attempts or change.findings or change.artifacts or self._noted):
@@ -213,57 +249,37 @@ class Controller:
         noted = tuple(self._noted)
         await self._store.write(lambda c: apply(c, change, noted, snapshot.now_at))
         del self._noted[: len(noted)]
+        for job in change.jobs:
+            self._jobs[job.id] = job
         for attempt in change.attempts:
-            self._seat(attempt)
             if attempt.state != "active":
                 self._broken.pop(attempt.id, None)
-            if attempt.state == "ended":
-                self._attempts.pop(attempt.id, None)
-                self._starts.pop(attempt.id, None)
-                self._spoiled.pop(attempt.id, None)
-            else:
-                self._attempts[attempt.id] = attempt
+            self._keep(attempt)
         await self._assign(change.attempts)
         self._tell(change, snapshot)
-        self.wake()  # a stage that was entered may have passed already
+        # a stage that was entered may have passed already
+        self._called.update(job.id for job in change.jobs)
+        self.wake_for(attempt.id for attempt in change.attempts)
 
-    async def _look_at_trainings(self, jobs: Iterable[Job]) -> Mapping[str, Watched]:
-        """What is known of every training that runs, once a second; nothing in between."""
-        now_s = monotonic_s()
-        if now_s - self._watched_s < LOOK_EVERY_S:
-            return {}
-        self._watched_s = now_s
-        running = [attempt for attempt in self._attempts.values() if is_training(attempt)]
-        self._watch.keep(attempt.id for attempt in running)
-        quiet_s = {job.id: job.deadlines.train_quiet_s for job in jobs}
-        known = {attempt.id: self._watch.heard_up_to(attempt.id) for attempt in running}
-        newest = await self._store.read(
-            lambda c: {a: queries.newest_metrics(c, a, after) for a, after in known.items()}
+    def _snapshot(
+        self, jobs: tuple[Job, ...], attempts: tuple[AttemptState, ...], seen: Mapping[str, Watched]
+    ) -> Snapshot:
+        return Snapshot(
+            now_at(),
+            jobs,
+            attempts,
+            self._roster.at_hand(),
+            {attempt.id: self._watch.starts(attempt.id) for attempt in attempts},
+            seen,
+            dict(self._broken),
+            {attempt.id: self._watch.spoiled(attempt.id) for attempt in attempts},
+            self._listening_since,
         )
-        found = {}
-        for attempt in running:
-            words = [
-                (metric.id, ProgressRecord.model_validate(metric.record)) for metric in newest[attempt.id]
-            ]
-            window_s = quiet_s.get(attempt.job_id) or THRESHOLDS.window_s
-            found[attempt.id] = self._watch.look(
-                attempt, self._heard(attempt), words, now_s, replace(THRESHOLDS, window_s=window_s)
-            )
-        return found
 
-    def _heard(self, attempt: AttemptState) -> dict[str, Heard]:
-        """The last reading of each replica of an attempt; none of one that has registered anew and not yet reported."""
-        present = ((seat.replica_id, self._roster.get(seat.replica_id)) for seat in attempt.seats)
-        return {
-            replica_id: Heard(
-                presence.telemetry,
-                (task := presence.tasks.get(Stage.TRAIN.value)) is None or task.state == "running",
-            )
-            for replica_id, presence in present
-            if presence is not None and presence.attempt_id == attempt.id
-        }
+    def _alone(self, job: Job, attempt: AttemptState, seen: Watched) -> Snapshot:
+        return self._snapshot((job,), (attempt,), {attempt.id: seen})
 
-    async def _job(self, row: rows.Job) -> Job:
+    async def _job(self, row: rows.Job | rows.OpenJob) -> Job:
         return job_of(row, (await self._work(row.id)).submission)
 
     async def _work(self, job_id: str) -> Work:
@@ -316,7 +332,7 @@ class Controller:
                 except Exception as error:  # a fault of ours ends this attempt, and keeps no other waiting
                     log.exception("no plan could be made", attempt=attempt.id, rank=seat.rank)
                     self._broken[attempt.id] = str(error) or type(error).__name__
-                    self.wake()
+                    self.wake_for((attempt.id,))
                     break
                 if what.task is not None and seat.rank < KEEPERS and what.files:
                     what = what.model_copy(update={"snapshot": snapshot_of(row, attempt)})
@@ -337,3 +353,8 @@ class Controller:
                 log.info("job", job=job.id, state=job.state, stage=job.stage.value, verdict=job.verdict)
             if job.state in ("succeeded", "failed", "cancelled"):
                 self._works.pop(job.id, None)
+
+
+def _has_begun_to_end(attempt: AttemptState) -> bool:
+    """Something was seen of a training that is to have a consequence after a certain time."""
+    return not (attempt.hung is None and attempt.echo_since is None and attempt.unheard_since is None)

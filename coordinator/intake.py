@@ -202,7 +202,7 @@ class Intake:
         if report.attempt_id != presence.attempt_id:
             news = list(tasks.values())
         if news or report.appends or report.facts is not None:
-            telling: list[tuple[str, ProgressRecord]] = []
+            telling: list[tuple[str, tuple[ProgressRecord, ...]]] = []
 
             def take(connection: Connection) -> tuple[StreamSize, ...]:
                 telling.clear()
@@ -223,8 +223,8 @@ class Intake:
                 return tuple(self._append(connection, replica_id, report, standing, telling))
 
             sizes = await self._store.write(take)
-            for attempt_id, record in telling:
-                self._controller.note_progress(attempt_id, record)
+            for attempt_id, records in telling:
+                self._controller.note_progress(attempt_id, records)
             for append in report.appends:
                 if append.data and append.attempt_id in standing:
                     self._broadcast.publish(f"logs:{append.attempt_id}:{replica_id}")
@@ -240,7 +240,7 @@ class Intake:
         replica_id: str,
         report: Report,
         standing: dict[str, Standing],
-        telling: list[tuple[str, ProgressRecord]],
+        telling: list[tuple[str, tuple[ProgressRecord, ...]]],
     ) -> Iterable[StreamSize]:
         for append in report.appends:
             stands = standing.get(append.attempt_id)
@@ -265,9 +265,7 @@ class Intake:
                         for record in records
                     ],
                 )
-                telling += [
-                    (append.attempt_id, r) for r in records if r.type == "start" or r.losses_not_finite
-                ]
+                telling.append((append.attempt_id, records))
             yield StreamSize(attempt_id=append.attempt_id, stream=append.stream, size_bytes=done.size_bytes)
 
     async def _standing(self, report: Report, replica_id: str) -> dict[str, Standing]:
@@ -286,7 +284,11 @@ class Intake:
         self, presence: Presence, report: Report, tasks: Mapping[str, TaskReport], *, changed: bool
     ) -> None:
         holding = frozenset(report.holding)
-        changed = changed or holding != presence.holding or report.attempt_id != presence.attempt_id
+        if report.leaving or holding != presence.holding or report.attempt_id != presence.attempt_id:
+            changed = True
+        if changed:  # also of the attempt that it held before
+            about = {*holding, *presence.holding, report.attempt_id or "", presence.attempt_id or ""}
+            self._controller.wake_for(about)
         presence.holding = holding
         presence.attempt_id = report.attempt_id
         presence.tasks = {task.task_id: task for task in report.tasks if task.task_id in tasks}
@@ -295,9 +297,6 @@ class Intake:
             presence.clocks_s.append(report.telemetry.at - now_at())
         if report.facts is not None:
             presence.facts = report.facts
-        changed = changed or report.leaving
-        if changed:
-            self._controller.wake()
         if changed or report.telemetry is not None:
             self._broadcast.publish("replicas")
 

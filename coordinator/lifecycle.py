@@ -108,8 +108,10 @@ def advance(snapshot: Snapshot) -> Change:
             jobs[job.id] = after
     known = {job.id for job in snapshot.jobs}
     for attempt in open_of.values():
+        if attempt.state != "ending" or attempt.job_id in known:
+            continue
         # its job has succeeded already; the replicas still have to let go
-        if attempt.job_id not in known and (moved := _ended_when_clean(attempt, snapshot)) != attempt:
+        if (moved := _ended_when_clean(attempt, snapshot)) != attempt:
             changed[moved.id] = moved
     later = [at for at in wakes if at > snapshot.now_at]
     return Change(

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import hmac
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from coordinator.attempt import Observed, Seat
@@ -175,23 +175,12 @@ class Roster:
             presence.heard_s = min(now_s, presence.heard_s + deaf_s)
 
     def observed(self) -> Mapping[str, Observed]:
-        """All replicas as the decisions see them, now."""
-        now_s = monotonic_s()
-        return {
-            replica_id: Observed(
-                replica_id,
-                p.registration,
-                p.incarnation,
-                now_s - p.heard_s,
-                p.last_rank,
-                p.facts,
-                p.holding,
-                p.attempt_id,
-                p.tasks,
-                p.clock_offset_s,
-            )
-            for replica_id, p in self._presences.items()
-        }
+        """All replicas as they are now; stays so, and may be handed to a thread."""
+        return dict(self.at_hand())
+
+    def at_hand(self) -> Mapping[str, Observed]:
+        """The same for a decision that is made at once, and that looks at a few of thousands."""
+        return _AtHand(self._presences, monotonic_s())
 
     # --- what they should do
 
@@ -257,6 +246,39 @@ class Roster:
         now_s = monotonic_s()
         shown = [_view(presence, now_s) for presence in self._presences.values()]
         return tuple(sorted(shown, key=lambda v: (v.rank is None, v.rank or 0, v.registered_at, v.id)))
+
+
+class _AtHand(Mapping[str, Observed]):
+    """Replicas as decisions see them; each is made when it is looked at, and once."""
+
+    def __init__(self, presences: Mapping[str, Presence], now_s: float) -> None:
+        self._presences = presences
+        self._now_s = now_s
+        self._made: dict[str, Observed] = {}
+
+    def __getitem__(self, replica_id: str) -> Observed:
+        made = self._made.get(replica_id)
+        if made is None:
+            p = self._presences[replica_id]
+            made = self._made[replica_id] = Observed(
+                replica_id,
+                p.registration,
+                p.incarnation,
+                self._now_s - p.heard_s,
+                p.last_rank,
+                p.facts,
+                p.holding,
+                p.attempt_id,
+                p.tasks,
+                p.clock_offset_s,
+            )
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._presences)
+
+    def __len__(self) -> int:
+        return len(self._presences)
 
 
 def _view(presence: Presence, now_s: float) -> ReplicaView:

@@ -1,13 +1,14 @@
-"""What the watchdog is to look at: the readings and words of every rank of the trainings that run now, kept in memory.
+"""What is heard of the trainings that run, kept in memory: what they say of themselves, and the readings of every rank.
 
-Folded once a second from what lies here anyway: the last telemetry of each replica and the newest progress records. After a
-restart of the coordinator it begins anew, and nothing is judged before a whole window has been seen. Called by the controller;
-`stages/work.py` judges.
+Words come with the reports that bring them, in their order, and nothing is read from the store for it: thousands of ranks
+speak every two seconds, and what the watchdog needs is the last of it. They are folded into tracks when a training is
+looked at. After a restart of the coordinator it begins anew with the last words that are stored, and nothing is judged
+before a whole window has been seen. Filled by the controller; `lookout.py` looks, `stages/work.py` judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.attempt import AttemptState, Watched
@@ -15,9 +16,6 @@ from coordinator.core.protocol import ProgressRecord, Stage, Telemetry
 from coordinator.core.readings import gpu_of, of_each_rank, ranks_of, sample
 from coordinator.core.straggler import Own, kept
 from coordinator.core.track import THRESHOLDS, Thresholds, Track, Word
-
-# Once a second: samples come every two, and the promise is a minute.
-LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +28,79 @@ class Heard:
 
 @dataclass(slots=True)
 class _Training:
-    since_s: float
-    tracks: dict[int, Track]
+    """`newest`: the last word of each rank that is not folded yet, and when it was heard. `since_s`: first looked at."""
+
+    since_s: float | None = None
+    tracks: dict[int, Track] = field(default_factory=dict)
+    newest: dict[int, tuple[float, ProgressRecord]] = field(default_factory=dict)
+    starts: dict[int, ProgressRecord] = field(default_factory=dict)
+    spoiled: dict[int, ProgressRecord] = field(default_factory=dict)
     read_at: dict[str, float] = field(default_factory=dict)
-    last_word: dict[int, int] = field(default_factory=dict)
     own: dict[int, tuple[Own, ...]] = field(default_factory=dict)
     readings: dict[str, Telemetry] = field(default_factory=dict)
 
 
 class Watch:
-    """The tracks of all trainings that run now."""
+    """All that is heard of trainings, by attempt."""
 
     def __init__(self) -> None:
         self._trainings: dict[str, _Training] = {}
 
-    def keep(self, attempt_ids: Iterable[str]) -> None:
-        """Forget every training but these."""
-        wanted = set(attempt_ids)
-        for attempt_id in self._trainings.keys() - wanted:
-            del self._trainings[attempt_id]
+    def forget(self, attempt_id: str) -> None:
+        self._trainings.pop(attempt_id, None)
 
-    def heard_up_to(self, attempt_id: str) -> int:
-        """The id of the last word that was taken in: what has a lower one need not be read again."""
+    def starts(self, attempt_id: str) -> tuple[ProgressRecord, ...]:
+        """What the ranks said of themselves when they started."""
         training = self._trainings.get(attempt_id)
-        return max(training.last_word.values(), default=0) if training is not None else 0
+        return tuple(training.starts.values()) if training is not None else ()
+
+    def spoiled(self, attempt_id: str) -> tuple[ProgressRecord, ...]:
+        """The newest record of each rank whose losses were not all numbers."""
+        training = self._trainings.get(attempt_id)
+        return tuple(training.spoiled.values()) if training is not None else ()
+
+    def hear(self, attempt_id: str, record: ProgressRecord, now_s: float) -> bool:
+        """A rank said something. True where it may decide something at once: what world it sees, a loss that is no number.
+
+        Several steps between two looks are one: only the last of them waits to be folded. Where the kind of work changes,
+        all is folded as it comes.
+        """
+        training = self._trainings.get(attempt_id)
+        if training is None:
+            training = self._trainings[attempt_id] = _Training()
+        rank = record.rank
+        if record.type not in ("log", "eval"):
+            self._fold(training, rank)
+            training.newest[rank] = (now_s, record)
+            self._fold(training, rank)
+        else:
+            training.newest[rank] = (now_s, record)
+        if record.type == "start":
+            training.starts[rank] = record
+            return True
+        if record.losses_not_finite:
+            training.spoiled[rank] = record
+            return True
+        return False
+
+    @staticmethod
+    def _fold(training: _Training, rank: int) -> None:
+        said = training.newest.pop(rank, None)
+        if said is None:
+            return
+        heard_s, record = said
+        # after the last step come loading the best model and gathering: no step is to be expected any more
+        phase = {"phase": record.phase, "end": "save"}.get(record.type)
+        before = training.tracks.get(rank) or Track(rank)
+        training.tracks[rank] = before.told(Word(heard_s, record.at, phase, record.step))
+        if record.forward_s is not None:
+            own = Own(heard_s, record.forward_s, record.data_s or 0.0, record.step_s)
+            training.own[rank] = kept(training.own.get(rank, ()), own)
 
     def look(
         self,
         attempt: AttemptState,
         heard: Mapping[str, Heard],
-        words: Sequence[tuple[int, ProgressRecord]],
         now_s: float,
         thresholds: Thresholds = THRESHOLDS,
     ) -> Watched:
@@ -67,21 +108,27 @@ class Watch:
 
         Args:
             heard: by replica.
-            words: the newest records with their ids, which grow.
             now_s: of the monotonic clock.
         """
         training = self._trainings.get(attempt.id)
         if training is None:
-            tracks = {rank: Track(rank) for rank in range(attempt.world_size)}
-            training = self._trainings[attempt.id] = _Training(now_s, tracks)
-        self._take_words(training, words, now_s)
+            training = self._trainings[attempt.id] = _Training()
+        if training.since_s is None:
+            training.since_s = now_s
+        for rank in tuple(training.newest):
+            self._fold(training, rank)
+        tracks = training.tracks
         for seat in attempt.seats:
             found = heard.get(seat.replica_id)
-            ranks = tuple(ranks_of(seat.rank, attempt.gpus_per_node))
+            ranks = ranks_of(seat.rank, attempt.gpus_per_node)
+            for rank in ranks:
+                if rank not in tracks:
+                    tracks[rank] = Track(rank)
             if found is None:
                 continue
             for rank in ranks:
-                training.tracks[rank] = replace(training.tracks[rank], ended=not found.running)
+                if tracks[rank].ended == found.running:
+                    tracks[rank] = replace(tracks[rank], ended=not found.running)
             reading = found.telemetry
             if reading is None or training.read_at.get(seat.replica_id) == reading.at:
                 continue
@@ -89,30 +136,14 @@ class Watch:
             training.readings[seat.replica_id] = reading
             for rank, used in of_each_rank(reading.ranks, ranks):
                 gpu = gpu_of(reading.gpus, rank - ranks[0]) if attempt.gpus_per_node else None
-                track = training.tracks[rank]
-                training.tracks[rank] = track.sampled(sample(used, now_s, gpu), thresholds)
+                tracks[rank] = tracks[rank].sampled(sample(used, now_s, gpu), thresholds)
         return Watched(
-            tuple(training.tracks.values()),
+            tuple(tracks[rank] for rank in range(attempt.world_size)),
             now_s,
             training.since_s,
-            dict(training.own),
+            {rank: points for rank, points in training.own.items() if rank < attempt.world_size},
             dict(training.readings),
         )
-
-    @staticmethod
-    def _take_words(training: _Training, words: Sequence[tuple[int, ProgressRecord]], now_s: float) -> None:
-        for word_id, record in sorted(words, key=lambda word: word[0]):
-            track = training.tracks.get(record.rank)
-            if track is None or word_id <= training.last_word.get(record.rank, -1):
-                continue
-            training.last_word[record.rank] = word_id
-            # after the last step come loading the best model and gathering: no step is to be expected any more
-            phase = {"phase": record.phase, "end": "save"}.get(record.type)
-            word = Word(now_s, record.at, phase, record.step)
-            training.tracks[record.rank] = track.told(word)
-            if record.forward_s is not None:
-                own = Own(now_s, record.forward_s, record.data_s or 0.0, record.step_s)
-                training.own[record.rank] = kept(training.own.get(record.rank, ()), own)
 
 
 def is_training(attempt: AttemptState) -> bool:

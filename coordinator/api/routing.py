@@ -38,8 +38,12 @@ def peer_host(request: Request) -> str:
 
 def bearer_of(request: Request) -> str | None:
     """The bearer token of a request; None where there is no Authorization header of that kind."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+    # Of the bytes: Starlette's headers decode each name, and every report comes this way.
+    for name, value in request.scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+    return None
 
 
 async def _admit(request: Request, allowed: frozenset[Role]) -> None:

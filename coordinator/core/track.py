@@ -145,14 +145,14 @@ class Track:
 
     def told(self, word: Word) -> Track:
         """The track with what the rank said of its progress. Words that come twice or too late change nothing."""
-        heard = replace(self, word_s=word.at_s)
-        entered = word.phase is not None and word.phase != self.phase
-        if entered:
-            heard = replace(heard, phase=word.phase or "", timed=None)
-        if word.step is None or (self.step is not None and word.step <= self.step):
-            return heard
-        heard = replace(heard, step=word.step)
-        return heard if entered else _timed(heard, word)
+        further = word.step is not None and (self.step is None or word.step > self.step)
+        step = word.step if further else self.step
+        if word.phase is not None and word.phase != self.phase:
+            return replace(self, word_s=word.at_s, phase=word.phase, step=step, timed=None)
+        if not further:
+            return replace(self, word_s=word.at_s)
+        timed, paces, gap_s = _timed(self, word)
+        return replace(self, word_s=word.at_s, step=step, timed=timed, paces=paces, gap_s=gap_s)
 
     @property
     def usual_s(self) -> float | None:
@@ -160,18 +160,18 @@ class Track:
         return median(pace for _, pace in self.paces) if self.paces else None
 
 
-def _timed(track: Track, word: Word) -> Track:
-    """The pace since the step that was timed before. A new phase begins a new timing: an evaluation is no step."""
+def _timed(track: Track, word: Word) -> tuple[Word, tuple[tuple[float, float], ...], float]:
+    """`timed`, `paces` and `gap_s` after one more step. A new phase begins a new timing: an evaluation is no step."""
     before = track.timed
     if before is None or before.step is None or word.step is None:
-        return replace(track, timed=word)
+        return word, track.paces, track.gap_s
     took_s = word.said_at - before.said_at
     if took_s < 1.0:  # several a second: they are taken together
-        return track
+        return before, track.paces, track.gap_s
     pace = (word.at_s, took_s / (word.step - before.step))
     # The very first step compiles and warms up: it says nothing about a usual pause.
     gap_s = max(track.gap_s, took_s) if track.paces else track.gap_s
-    return replace(track, timed=word, paces=(*track.paces[1 - PACES_KEPT :], pace), gap_s=gap_s)
+    return word, (*track.paces[1 - PACES_KEPT :], pace), gap_s
 
 
 @dataclass(frozen=True, slots=True)

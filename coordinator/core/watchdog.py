@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 from typing import Literal
 
@@ -165,13 +166,13 @@ def _pace(
     tracks: Sequence[Track], ranks: tuple[RankWatch, ...], now_s: float, thresholds: Thresholds
 ) -> Judgement:
     """Slow, where steps take several times as long as they did before."""
+    begin_s = now_s - thresholds.slow_over_s
     for track in tracks:
-        begin_s = now_s - thresholds.slow_over_s
-        recent = [pace for at_s, pace in track.paces if at_s >= begin_s]
-        before = [pace for at_s, pace in track.paces if at_s < begin_s]
+        recent = [pace for _, pace in takewhile(lambda point: point[0] >= begin_s, reversed(track.paces))]
+        before = track.paces[: len(track.paces) - len(recent)]
         if len(recent) < thresholds.slow_points or len(before) < thresholds.usual_points:
             continue
-        pace_s, usual_s = median(recent), median(before)
+        pace_s, usual_s = median(recent), median(pace for _, pace in before)
         # the first points may themselves be from before: over the whole time, not for a moment
         if pace_s >= thresholds.slow_times * usual_s:
             said = f"A step takes {pace_s:.2f} s for the last {thresholds.slow_over_s:.0f} s, {pace_s / usual_s:.1f} times "

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from sqlalchemy import Connection
 
 _SQLITE_STYLE = "qmark"
+_BLOCKS = (128, 32, 8, 2, 1)
 INT32 = 1 << 31
 INT64 = 1 << 63
 
@@ -50,6 +51,23 @@ def execute_many(c: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None
         _driver(c).cursor().executemany(spelled, rows)
 
 
+def insert_many(c: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Run one `INSERT ... VALUES (?, ...)` for many rows at a time.
+
+    Python's sqlite3 lets go of the interpreter's lock for each step of a statement, and with a busy event loop each costs a
+    wait to get it back: a statement of many rows has one.
+    """
+    if c.dialect.paramstyle != _SQLITE_STYLE:
+        execute_many(c, sql, rows)
+        return
+    driver, begin = _driver(c), 0
+    for size in _BLOCKS:  # few sizes, so that each statement stays compiled
+        while len(rows) - begin >= size:
+            block = rows[begin : begin + size]
+            driver.execute(_repeated(sql, size), [value for row in block for value in row])
+            begin += size
+
+
 def json_text(value: object) -> str:
     """JSON that both databases take: ASCII, and what is not a finite number as a string that pydantic reads."""
     try:
@@ -72,6 +90,12 @@ def int64(number: int | None) -> int | None:
 
 def _driver(c: Connection) -> Driver:
     return cast(Driver, c.connection.driver_connection)
+
+
+@lru_cache(maxsize=256)
+def _repeated(sql: str, times: int) -> str:
+    values = sql[sql.rindex("(") :]
+    return sql + f", {values}" * (times - 1)
 
 
 @lru_cache(maxsize=256)

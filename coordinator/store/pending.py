@@ -61,13 +61,13 @@ class Pending:
     def flush(self, c: Connection) -> None:
         """Hand everything to the database; the transaction stays open."""
         if self.chunks:
-            driver.execute_many(c, _INSERT_CHUNK, self.chunks)
+            driver.insert_many(c, _INSERT_CHUNK, self.chunks)
             driver.execute_many(c, _UPDATE_SIZE, [(size, id_) for id_, size in self.sizes.items()])
             self.chunks = []
             self.sizes = {}
             self.unwritten_bytes = 0
         if self.metrics:
-            driver.execute_many(c, _INSERT_METRIC, self.metrics)
+            driver.insert_many(c, _INSERT_METRIC, self.metrics)
             self.metrics = []
 
     def committed(self) -> None:

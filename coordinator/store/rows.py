@@ -56,6 +56,27 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenJob:
+    """Of a job, what changes while it is queued or runs: without its submission, which may be long."""
+
+    id: str
+    seq: int
+    name: str
+    kind: str
+    nodes: int
+    created_at: float
+    state: str
+    stage: str
+    verdict: str
+    gpus_per_node: int | None
+    started_at: float | None
+    ended_at: float | None
+    attempts: int
+    attempts_allowed: int
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     id: str
     job_id: str

@@ -37,8 +37,8 @@ from coordinator.store import Store, queries, rows
 
 TOKEN = "bench-token-of-thirty-two-characters"
 PERIOD_S = 2.0
-# Reports of the first rounds are not counted: streams are made, caches are filled.
-WARM_S = 6.0
+# Reports of the first minute are not counted: streams are made, connections and windows of the watchdog are filled.
+WARM_S = 60.0
 CONFIG = "base_model: org/model\ndatasets:\n  - path: org/data\n    type: alpaca\noutput_dir: ./outputs\nlearning_rate: 0.0002\n"
 
 

@@ -59,9 +59,7 @@ def reading(
     return Heard(Telemetry(at=at, ranks=ranks, gpus=gpus), running=True)
 
 
-def watched(
-    watch: Watch, which: AttemptState, until_s: int, words: Sequence[tuple[int, ProgressRecord]] = ()
-) -> Watched:
+def watched(watch: Watch, which: AttemptState, until_s: int, words: Sequence[ProgressRecord] = ()) -> Watched:
     """Both replicas report for so long, rank 0 without having done anything."""
     found = None
     for second in range(until_s):
@@ -69,15 +67,17 @@ def watched(
             "r-0": reading(float(second // 2), 7.0, sockets={"CLOSE_WAIT": 6}),
             "r-1": reading(float(second // 2), 9.0, first_rank=1),
         }
-        found = watch.look(which, heard, words, 5000.0 + second)
+        for record in words if second == 0 else ():
+            watch.hear(which.id, record, 5000.0)
+        found = watch.look(which, heard, 5000.0 + second)
     assert found is not None
     return found
 
 
 def test_a_hang_ends_the_attempt_and_names_rank_host_and_reason() -> None:
     words = [
-        (1, ProgressRecord(type="phase", at=1.0, rank=0, phase="data")),
-        (2, ProgressRecord(type="phase", at=1.0, rank=1, phase="load")),
+        ProgressRecord(type="phase", at=1.0, rank=0, phase="data"),
+        ProgressRecord(type="phase", at=1.0, rank=1, phase="load"),
     ]
     verdict = judge_progress(attempt(), watched(Watch(), attempt(), 60, words), 100.0, QUIET_S)
     assert verdict.state == "pending"
@@ -95,9 +95,9 @@ def test_a_hang_ends_the_attempt_and_names_rank_host_and_reason() -> None:
 def test_nothing_is_judged_before_a_window_was_seen_nor_of_words_from_before() -> None:
     assert judge_progress(attempt(), watched(Watch(), attempt(), 38), 100.0, QUIET_S).state == "pending"
     watch = Watch()
-    old = [(1, ProgressRecord(type="log", at=1.0, rank=rank, step=7)) for rank in range(2)]
+    old = [ProgressRecord(type="log", at=1.0, rank=rank, step=7) for rank in range(2)]
     assert judge_progress(attempt(), watched(watch, attempt(), 38, old), 100.0, QUIET_S).state == "pending"
-    watch.keep([])
+    watch.forget(attempt().id)
     assert judge_progress(attempt(), watched(watch, attempt(), 38), 100.0, QUIET_S).state == "pending"
 
 
@@ -108,9 +108,9 @@ def test_a_reading_that_comes_twice_is_one_sample() -> None:
 
 def test_a_launcher_speaks_for_all_ranks_of_its_replica_until_they_are_there() -> None:
     watch, which = Watch(), attempt(gpus=2)
-    found = watch.look(which, {"r-1": reading(1.0, 5.0, first_rank=None)}, (), 100.0)
+    found = watch.look(which, {"r-1": reading(1.0, 5.0, first_rank=None)}, 100.0)
     assert [len(track.samples) for track in found.tracks] == [0, 0, 1, 1]
-    found = watch.look(which, {"r-1": reading(2.0, 5.0, 6.0, first_rank=2)}, (), 102.0)
+    found = watch.look(which, {"r-1": reading(2.0, 5.0, 6.0, first_rank=2)}, 102.0)
     assert [track.samples[-1].cpu_s for track in found.tracks[2:]] == [5.0, 6.0]
     assert found.tracks[3].samples[-1].gpu_percent == 0.0
 
@@ -118,7 +118,7 @@ def test_a_launcher_speaks_for_all_ranks_of_its_replica_until_they_are_there() -
 def test_a_replica_whose_training_has_ended_is_not_waited_for() -> None:
     watch = Watch()
     heard = {"r-0": Heard(None, running=False), "r-1": reading(1.0, 5.0, first_rank=1)}
-    assert [track.ended for track in watch.look(attempt(), heard, (), 100.0).tracks] == [True, False]
+    assert [track.ended for track in watch.look(attempt(), heard, 100.0).tracks] == [True, False]
 
 
 def test_what_is_slow_or_stands_still_is_said_once() -> None:
@@ -126,18 +126,15 @@ def test_what_is_slow_or_stands_still_is_said_once() -> None:
     found = None
     for second in range(400):
         step = min(second, 100)
-        words = [
-            (second * 2 + rank + 10, ProgressRecord(type="log", at=float(second), rank=rank, step=step))
-            for rank in range(2)
-        ]
-        words += (
-            [(rank, ProgressRecord(type="phase", at=0.0, rank=rank, phase="train")) for rank in range(2)]
-            if not second
-            else []
-        )
+        for rank in range(2):
+            if not second:
+                watch.hear(which.id, ProgressRecord(type="phase", at=0.0, rank=rank, phase="train"), 5000.0)
+            if second <= 100:
+                said = ProgressRecord(type="log", at=float(second), rank=rank, step=step)
+                watch.hear(which.id, said, 5000.0 + second)
         busy = reading(float(second), float(second), first_rank=0)
         idle = reading(float(second), 9.0, first_rank=1)
-        found = watch.look(which, {"r-0": busy, "r-1": idle}, words if second <= 100 else (), 5000.0 + second)
+        found = watch.look(which, {"r-0": busy, "r-1": idle}, 5000.0 + second)
     assert found is not None
     first = judge_progress(which, found, 100.0, QUIET_S)
     assert [(one.code, one.severity, one.replica) for one in first.findings] == [("RUN031", "warning", "r-0")]
@@ -214,9 +211,35 @@ def test_a_job_may_have_its_own_measure_or_none() -> None:
 
 
 def test_after_its_last_step_a_training_is_not_expected_to_make_another() -> None:
-    words = [
-        (1, ProgressRecord(type="phase", at=1.0, rank=0, phase="train")),
-        (2, ProgressRecord(type="end", at=9.0, rank=0, step=5)),
-    ]
-    found = Watch().look(attempt(), {}, words, 100.0)
+    watch = Watch()
+    watch.hear("job-1", ProgressRecord(type="phase", at=1.0, rank=0, phase="train"), 90.0)
+    watch.hear("job-1", ProgressRecord(type="end", at=9.0, rank=0, step=5), 99.0)
+    found = watch.look(attempt(), {}, 100.0)
     assert (found.tracks[0].phase, found.tracks[0].step) == ("save", 5)
+
+
+def test_of_many_steps_between_two_looks_the_last_counts_and_a_change_of_phase_is_never_passed_over() -> None:
+    watch = Watch()
+    for step in range(50):
+        assert not watch.hear(
+            "job-1", ProgressRecord(type="log", at=step / 10, rank=0, step=step), 90.0 + step / 10
+        )
+    found = watch.look(attempt(), {}, 95.0)
+    assert (found.tracks[0].step, found.tracks[0].word_s) == (49, 94.9)
+    watch.hear("job-1", ProgressRecord(type="log", at=10.0, rank=0, step=60), 100.0)
+    watch.hear("job-1", ProgressRecord(type="phase", at=11.0, rank=0, phase="evaluate"), 101.0)
+    watch.hear("job-1", ProgressRecord(type="phase", at=31.0, rank=0, phase="train"), 121.0)
+    watch.hear("job-1", ProgressRecord(type="log", at=32.0, rank=0, step=61), 122.0)
+    evaluated = watch.look(attempt(), {}, 123.0).tracks[0]
+    assert (evaluated.phase, evaluated.step, evaluated.gap_s) == ("train", 61, 0.0)
+    assert [round(pace, 3) for _, pace in evaluated.paces] == [0.464]  # of before; the evaluation is no step
+
+
+def test_what_decides_something_at_once_is_told_apart_and_kept_until_the_attempt_has_ended() -> None:
+    watch = Watch()
+    start = ProgressRecord(type="start", at=1.0, rank=1, world_size=2)
+    spoiled = ProgressRecord(type="log", at=2.0, rank=1, step=3, losses_not_finite=1)
+    assert watch.hear("job-1", start, 1.0) and watch.hear("job-1", spoiled, 2.0)
+    assert (watch.starts("job-1"), watch.spoiled("job-1")) == ((start,), (spoiled,))
+    watch.forget("job-1")
+    assert (watch.starts("job-1"), watch.spoiled("job-1")) == ((), ())

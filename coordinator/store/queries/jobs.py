@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -56,13 +56,13 @@ def jobs_page(
     return [rows.Job(*row) for row in c.execute(wanted)]
 
 
-def open_jobs(c: Connection) -> list[rows.Job]:
-    """Jobs that are queued or running, first come first."""
+def open_jobs(c: Connection, only: Collection[str] | None = None) -> list[rows.OpenJob]:
+    """Jobs that are queued or running, first come first; `only`: of these ids."""
     job = table(Job).c
-    found = c.execute(
-        select(*columns(Job, rows.Job)).where(job.state.in_(("queued", "running"))).order_by(job.seq)
-    )
-    return [rows.Job(*row) for row in found]
+    wanted = select(*columns(Job, rows.OpenJob)).where(job.state.in_(("queued", "running")))
+    if only is not None:
+        wanted = wanted.where(job.id.in_(only))
+    return [rows.OpenJob(*row) for row in c.execute(wanted.order_by(job.seq))]
 
 
 def update_job(c: Connection, job_id: str, **values: Any) -> bool:
