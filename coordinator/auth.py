@@ -6,6 +6,7 @@ digests and compared in constant time.
 
 from __future__ import annotations
 
+import functools
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ class Authority:
         if bearer is not None:
             known = self._replicas.replica_by_token(bearer)
             if known is not None:
-                return Principal(Role.REPLICA, host, replica_id=known[0], incarnation=known[1])
+                return _of_replica(host, *known)
             role = self.role_of(bearer, host)
             if role is Role.VIEWER:
                 self._rates.request(host)
@@ -187,6 +188,11 @@ class Authority:
             return None
         role = Role(session.role)
         return role if proves(session, session_id, self._secrets.get(role, b"")) else None
+
+
+@functools.lru_cache(maxsize=16_384)  # the same few thousand ask every two seconds
+def _of_replica(host: str, replica_id: str, incarnation: int) -> Principal:
+    return Principal(Role.REPLICA, host, replica_id=replica_id, incarnation=incarnation)
 
 
 def authorise(principal: Principal, allowed: frozenset[Role], replica_id: str | None) -> None:

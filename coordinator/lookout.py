@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -30,19 +30,25 @@ LOOK_EVERY_S = 1.0
 # While all ranks of a training say that they are further on, nothing can be wrong with it for a whole window; its
 # samples must not lie further apart than `Thresholds.gap_s`.
 CALM_EVERY_S = 10.0
+# And so often it is asked whether a calm training has become slow, which is told by minutes.
+PACE_EVERY_S = 30.0
 # A window has so many parts: a word that is not older than one is of just now, and so often a calm training is looked at.
 _PARTS = 4.0
 # How often it is seen whose turn it is.
 TICK_S = 0.05
 
 
-def again_after_s(watched: Watched, window_s: float) -> float:
-    """When a training is to be looked at again."""
+def is_calm(watched: Watched, window_s: float) -> bool:
+    """Whether all ranks of a training have just said that they are further on."""
     young_s = window_s / _PARTS
-    calm = all(
+    return all(
         track.ended or (track.word_s is not None and watched.now_s - track.word_s < young_s)
         for track in watched.tracks
     )
+
+
+def again_after_s(calm: bool, window_s: float) -> float:
+    """When a training is to be looked at again."""
     return max(LOOK_EVERY_S, min(CALM_EVERY_S, window_s / _PARTS)) if calm else LOOK_EVERY_S
 
 
@@ -91,12 +97,15 @@ class Lookout:
     jobs: Mapping[str, Job]
     snapshot: Callable[[Job, AttemptState, Watched], Snapshot]
     call: Callable[[AttemptState, Watched], None]
+    _judged_s: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Look until cancelled. An error in one look is logged, and the others go on."""
         turns = Turns()
         while True:
             await asyncio.sleep(TICK_S)
+            for ended in self._judged_s.keys() - self.trainings.keys():
+                del self._judged_s[ended]
             for attempt_id in turns.due(self.trainings.keys(), monotonic_s()):
                 attempt = self.trainings.get(attempt_id)
                 job = self.jobs.get(attempt.job_id) if attempt is not None else None
@@ -114,10 +123,13 @@ class Lookout:
         now_s = monotonic_s()
         window_s = job.deadlines.train_quiet_s or THRESHOLDS.window_s
         seen = self.watch.look(attempt, self._heard(attempt), now_s, replace(THRESHOLDS, window_s=window_s))
-        change = advance(self.snapshot(job, attempt, seen))
-        if change.jobs or change.attempts or change.findings or change.artifacts:
-            self.call(attempt, seen)
-        return again_after_s(seen, window_s)
+        calm = is_calm(seen, window_s)
+        if not calm or now_s - self._judged_s.get(attempt.id, -math.inf) >= PACE_EVERY_S:
+            self._judged_s[attempt.id] = now_s
+            change = advance(self.snapshot(job, attempt, seen))
+            if change.jobs or change.attempts or change.findings or change.artifacts:
+                self.call(attempt, seen)
+        return again_after_s(calm, window_s)
 
     def _heard(self, attempt: AttemptState) -> dict[str, Heard]:
         """The last reading of each replica of an attempt; none of one that has registered anew and not yet reported."""

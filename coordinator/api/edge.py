@@ -25,7 +25,7 @@ from coordinator.api.meters import Meters
 from coordinator.api.peers import FORWARDED_HOST, TrustedPeers
 from coordinator.api.problems import problem_response
 from coordinator.api.routing import PRINCIPAL, REFUSED
-from coordinator.api.services import Services
+from coordinator.api.services import SERVICES, Services
 from coordinator.audit import Refusal
 from coordinator.auth import Principal, Role
 from coordinator.core.problem import ProblemError, problem
@@ -189,6 +189,7 @@ class Express(FastAPI):
                 found = pattern.match(scope["path"])
                 if found is not None and scope["method"] in methods:
                     scope["app"], scope["route"], scope["path_params"] = self, route, found.groupdict()
+                    scope[SERVICES] = self.state.services
                     await self._edge(scope, receive, send)
                     return
         await super().__call__(scope, receive, send)

@@ -49,7 +49,7 @@ class TrustedPeers:
             return
         host = plain_address(str(client[0]))
         scope["client"] = (host, client[1])
-        if not any(name in headers for name in _FORWARDED) or not (proven or self.trusts(host)):
+        if _FORWARDED.isdisjoint(headers) or not (proven or self.trusts(host)):
             return
         told = headers.get(b"x-forwarded-for")
         if told is not None:
@@ -74,4 +74,4 @@ class TrustedPeers:
         return peer
 
 
-_FORWARDED = (b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host")
+_FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"})

@@ -23,6 +23,8 @@ from coordinator.store import Store
 from coordinator.submissions import Submissions
 from coordinator.veils import Veils
 
+SERVICES = "rankcall.services"
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -44,7 +46,8 @@ class Services:
 
 def services_of(connection: HTTPConnection) -> Services:
     """The services of the app that serves this request."""
-    return cast(Services, connection.app.state.services)
+    found = connection.scope.get(SERVICES)  # `Express` has looked them up already
+    return cast(Services, connection.app.state.services if found is None else found)
 
 
 async def _services(request: Request) -> Services:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.attempt import Watched
 from coordinator.core.track import Track
-from coordinator.lookout import CALM_EVERY_S, LOOK_EVERY_S, TICK_S, Turns, again_after_s
+from coordinator.lookout import CALM_EVERY_S, LOOK_EVERY_S, TICK_S, Turns, again_after_s, is_calm
 
 
 def seen(*words_s: float | None, ended: bool = False) -> Watched:
@@ -12,17 +12,19 @@ def seen(*words_s: float | None, ended: bool = False) -> Watched:
     return Watched((*tracks, Track(len(words_s), ended=True)) if ended else tracks, 100.0, 0.0)
 
 
-def test_a_training_whose_ranks_all_spoke_just_now_is_left_alone_for_a_while() -> None:
-    assert again_after_s(seen(99.0, 91.0), 40.0) == CALM_EVERY_S
-    assert again_after_s(seen(99.0, ended=True), 40.0) == CALM_EVERY_S
-    assert again_after_s(seen(99.0, 89.0), 40.0) == LOOK_EVERY_S
-    assert again_after_s(seen(99.0, None), 40.0) == LOOK_EVERY_S
+def test_a_training_is_calm_while_all_of_its_ranks_spoke_just_now() -> None:
+    assert is_calm(seen(99.0, 91.0), 40.0)
+    assert is_calm(seen(99.0, ended=True), 40.0)
+    assert not is_calm(seen(99.0, 89.0), 40.0)
+    assert not is_calm(seen(99.0, None), 40.0)
 
 
-def test_a_job_with_a_short_measure_of_its_own_is_looked_at_more_often() -> None:
-    assert again_after_s(seen(99.9), 16.0) == 4.0
-    assert again_after_s(seen(99.9), 4.0) == LOOK_EVERY_S
-    assert again_after_s(seen(99.9), 900.0) == CALM_EVERY_S
+def test_a_calm_training_is_left_alone_for_a_while_and_one_with_a_short_measure_of_its_own_for_less() -> None:
+    assert again_after_s(calm=True, window_s=40.0) == CALM_EVERY_S
+    assert again_after_s(calm=True, window_s=900.0) == CALM_EVERY_S
+    assert again_after_s(calm=True, window_s=16.0) == 4.0
+    assert again_after_s(calm=True, window_s=2.0) == LOOK_EVERY_S
+    assert again_after_s(calm=False, window_s=900.0) == LOOK_EVERY_S
 
 
 def test_all_have_their_turn_in_their_time_and_no_tick_has_many() -> None:
