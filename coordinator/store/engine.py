@@ -74,7 +74,8 @@ def writing(url: URL, lock_wait_s: float = LOCK_WAIT_S) -> Engine:
     """An engine whose transactions exclude each other. It keeps no pool: the writer keeps its connection."""
     engine = _engine(url, lock_wait_s, read_only=False, poolclass=NullPool)
     if url.get_backend_name() == "sqlite":
-        event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
+        # Not through SQLAlchemy, which takes as long for it as a group of reports needs.
+        event.listen(engine, "begin", lambda c: c.connection.driver_connection.execute("BEGIN IMMEDIATE"))
     else:
         event.listen(
             engine,
