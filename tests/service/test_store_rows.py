@@ -189,6 +189,16 @@ def test_metrics_are_read_by_cursor_and_the_newest_of_each_kind_by_rank(store: S
     assert store.read_now(queries.last_metric_id) == 2 * 3 * 44 + 1
 
 
+@pytest.mark.parametrize("count", [1, 3, 31, 129, 507])
+def test_records_of_one_group_are_kept_in_their_order_however_many_there_are(
+    store: Store, count: int
+) -> None:
+    new = [rows.NewMetric("j", "j-1", 0, "log", step, {"step": step}) for step in range(count)]
+    store.write_now(lambda c: queries.insert_metrics(c, new))
+    kept = store.read_now(lambda c: queries.metrics_after(c, "j", 0, 1000))
+    assert [(metric.step, metric.record) for metric in kept] == [(n, {"step": n}) for n in range(count)]
+
+
 def test_a_number_that_fits_no_column_costs_the_number_and_nothing_else(store: Store) -> None:
     new = [
         rows.NewMetric("j", "j-1", 0, "log", 1 << 70, {"step": 1 << 70}),

@@ -79,11 +79,11 @@ def metrics_after(
     return [rows.Metric(*row) for row in c.execute(wanted.order_by(metric.id).limit(limit))]
 
 
-def newest_metrics(c: Connection, attempt_id: str, after_id: int = 0) -> list[rows.Metric]:
-    """The newest record of each type from each rank, by rank, then by age; of these, those with an id beyond `after_id`."""
+def newest_metrics(c: Connection, attempt_id: str) -> list[rows.Metric]:
+    """The newest record of each type from each rank, by rank, then by age."""
     pending.settle(c)
     metric = table(Metric).c
-    ids = [row[0] for row in c.execute(_NEWEST, {"attempt_id": attempt_id}) if row[0] > after_id]
+    ids = [row[0] for row in c.execute(_NEWEST, {"attempt_id": attempt_id})]
     if not ids:
         return []
     found = c.execute(
