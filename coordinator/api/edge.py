@@ -61,7 +61,7 @@ _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_STORE = (b"cache-control", b"no-store")
-# For an agent that reads JSON with a token of its own: no browser gets that far, and each header costs each report.
+# What is answered to an agent's own token: no browser gets that far, and each header costs each report.
 _FOR_AGENTS = ((b"x-content-type-options", b"nosniff"),)
 _SHAPES = Redactor()
 
@@ -80,7 +80,7 @@ class Edge:
     """ASGI middleware around the whole app.
 
     Args:
-        elsewhere: answers while this process is not the active one; None: it is only asked while it is.
+        elsewhere: answers while this process is not the active one.
     """
 
     def __init__(
@@ -89,10 +89,9 @@ class Edge:
         settings: Settings,
         meters: Meters,
         rates: Rates,
-        elsewhere: Elsewhere | None,
+        elsewhere: Elsewhere,
     ) -> None:
         self._app = app
-        self._own_headers = _FOR_AGENTS if elsewhere is None else _HEADERS
         self._elsewhere = elsewhere
         self._meters = meters
         # Without a token everything comes from this machine, the agents' first words included.
@@ -106,7 +105,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         started_s = perf_counter()
-        method, path, own_headers = scope["method"], scope["path"], self._own_headers
+        method, path = scope["method"], scope["path"]
         status = 0
 
         async def send_with_headers(message: Message) -> None:
@@ -116,7 +115,8 @@ class Edge:
                 if PASSED_ON in scope:
                     await send(message)
                     return
-                headers = message["headers"] = [*message.get("headers", ()), *own_headers]
+                ours = _FOR_AGENTS if SERVICES in scope and status < HTTPStatus.BAD_REQUEST else _HEADERS
+                headers = message["headers"] = [*message.get("headers", ()), *ours]
                 if path.startswith("/api/") and not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
             await send(message)
@@ -132,7 +132,7 @@ class Edge:
             self._check_host(headers)
             _check_origin(method, headers, scope.get(FORWARDED_HOST))
             bounded = _bounded(method, path, headers, receive)
-            if self._elsewhere is None or active(state):
+            if SERVICES in scope or active(state):  # `Express` has asked already
                 await self._app(scope, bounded, send_with_headers)
             else:
                 await self._elsewhere.answer(
@@ -178,10 +178,10 @@ class Express(FastAPI):
     thirds of a request's cost that lie between (seven layers, and a search through all routes).
     """
 
-    def expedite(self, routes: Sequence[Route], edge: Callable[..., Edge]) -> None:
+    def expedite(self, routes: Sequence[Route], edge: Callable[[ASGIApp], Edge]) -> None:
         """Take this way to `routes`, while this process is the active one."""
         self._expedited = tuple((route.path_regex, route.methods or set(), route) for route in routes)
-        self._edge = edge(_straight, elsewhere=None)
+        self._edge = edge(_straight)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(_EXPRESS) and active(self.state):

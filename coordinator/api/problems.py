@@ -10,10 +10,9 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Receive
 
 from coordinator.api import pages
 from coordinator.core.problem import MEDIA_TYPE, ProblemError, problem
@@ -84,25 +83,7 @@ async def parsed(request: Request, model: type[M]) -> M:
     Raises:
         ProblemError: 422 naming each field that is wrong.
     """
-    return parse_body(await _whole(request.receive), model)
-
-
-async def _whole(receive: Receive) -> bytes:
-    """A body that `edge.py` has bounded.
-
-    Raises:
-        ClientDisconnect: it ended before its end.
-    """
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):  # nearly every report
-        return bytes(message.get("body", b""))
-    pieces = []
-    while message["type"] == "http.request":
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-        message = await receive()
-    raise ClientDisconnect
+    return parse_body(await request.body(), model)
 
 
 def parse_body(raw: bytes, model: type[M]) -> M:

@@ -193,7 +193,7 @@ def test_a_body_beyond_its_limit_is_refused_before_it_is_read(coordinator: Coord
 
 def test_every_answer_forbids_scripts_frames_and_sniffing(coordinator: Coordinator) -> None:
     with coordinator.client() as client:
-        for path in ("/", "/healthz", "/api/v1/jobs", "/nothing"):
+        for path in ("/", "/healthz", "/api/v1/jobs", "/nothing", "/api/v1/replicas/r-0123456789/desired"):
             headers = client.get(path).headers
             policy = headers["content-security-policy"]
             assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy

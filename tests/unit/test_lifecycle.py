@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from world import World, stage_of, started
 
+from coordinator.attempt import Snapshot
 from coordinator.core.catalogue import finding
 from coordinator.core.protocol import (
     CollectResult,
@@ -15,7 +16,7 @@ from coordinator.core.protocol import (
     Stage,
 )
 from coordinator.core.views import Deadlines
-from coordinator.lifecycle import Change
+from coordinator.lifecycle import Change, advance
 
 
 def test_a_healthy_job_passes_every_gate_in_order_and_succeeds() -> None:
@@ -331,3 +332,17 @@ def test_the_next_attempt_follows_after_a_pause_that_grows_with_the_same_ranks()
     again = world.step(0.1)
     assert again.wake_at is not None
     assert again.wake_at - world.now_at > 3.0
+
+
+def test_a_look_at_some_jobs_leaves_the_attempts_of_the_others_and_their_replicas_alone() -> None:
+    world = World("one", "two", "three", "four")
+    world.submit("job00001")
+    world.step()
+    training = world.attempt()
+    for seat in training.seats:  # nobody has said yet that it holds a process of it
+        assert world.replicas[seat.replica_id].holding == frozenset()
+    world.submit("job00002")
+    change = advance(Snapshot(world.now_at, (world.jobs["job00002"],), (training,), world.replicas))
+    assert [attempt.job_id for attempt in change.attempts] == ["job00002"]
+    (begun,) = change.attempts
+    assert not {seat.replica_id for seat in begun.seats} & {seat.replica_id for seat in training.seats}
